@@ -1,0 +1,1 @@
+"""Benchmarks: each measures its own ceiling in the same run."""

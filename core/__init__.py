@@ -1,0 +1,1 @@
+"""The vocabulary: values, identity, configuration. Standard library only; imports nothing of kvstrata above it."""

@@ -1,0 +1,1 @@
+"""kvstrata: hierarchical KV-cache storage and offload for LLM engines."""

@@ -1,0 +1,1 @@
+"""Public helpers for those who test against kvstrata: suites, faults, schedules, models."""

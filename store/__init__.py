@@ -1,0 +1,1 @@
+"""Decides: the only writer of the index and of the ledgers."""

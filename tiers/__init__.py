@@ -1,0 +1,1 @@
+"""What holds bytes, and the ledgers that say who is where. A tier never decides."""

@@ -1,0 +1,1 @@
+"""The NVMe tier: LMDB is the catalogue, extent files hold the bytes."""

@@ -1,0 +1,1 @@
+"""Moves bytes between tiers and decides nothing."""
