@@ -13,22 +13,24 @@ monotonic: Clock = time.monotonic
 
 
 class Bell:
-    """Wakes whoever waits for work to complete; many ring, one waits, nobody spins.
+    """Wakes whoever waits for work to complete; many ring, many wait, nobody spins.
 
-    Invariant 1: a ``ring`` after a ``wait`` has returned is never lost; it ends the next ``wait``.
+    Invariant 1: a ring after ``rings`` was read is never lost: ``wait(seen)`` then returns at once.
     """
 
-    __slots__ = ("_event",)
+    __slots__ = ("_condition", "rings")
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._condition = threading.Condition()
+        self.rings = 0
 
     def ring(self) -> None:
-        """End the present or the next ``wait``. Any thread may call it."""
-        self._event.set()
+        """Wake all who wait. Any thread may call it."""
+        with self._condition:
+            self.rings += 1
+            self._condition.notify_all()
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until rung, ``timeout`` seconds at most; True if rung. One thread calls it."""
-        rung = self._event.wait(timeout)
-        self._event.clear()
-        return rung
+    def wait(self, seen: int, timeout: float | None) -> bool:
+        """Wait until rung more than ``seen`` times, ``timeout`` seconds at most; True if rung."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self.rings != seen, timeout)
