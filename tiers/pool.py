@@ -50,7 +50,8 @@ class BlockPool:
 
         The blocks right behind ``after`` where those are free, so that a growing sequence stays in
         one piece; else the start of the roomiest run, where it can go on growing; else as few
-        pieces as possible. Raises MisuseError for a negative ``n``, LayoutError for an unknown ``after``.
+        pieces as possible. Raises MisuseError for a
+        negative ``n``, LayoutError for an unknown ``after``.
         """
         if n < 0:
             raise MisuseError(f"cannot allocate {n} blocks")
