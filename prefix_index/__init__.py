@@ -1,1 +1,1 @@
-"""Which blocks a prefix names: a radix tree over fixed-width symbols. Decides nothing, holds no bytes."""
+"""Which blocks a prefix names: a radix tree over symbols. Decides nothing, holds no KV."""
