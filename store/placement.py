@@ -1,0 +1,219 @@
+"""Who is where: the index, the ledgers and the eviction order of every tier, kept in step.
+
+Pure: no bytes, no I/O, no clock. Only the Store calls it, under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstrata.core.model import KVModel
+from kvstrata.prefix_index.hybrid import usable_prefix
+from kvstrata.prefix_index.lease import LeaseBook
+from kvstrata.prefix_index.radix import RadixIndex
+from kvstrata.store.policy.base import Eviction
+from kvstrata.tiers.ledger import Ints, Ledger, Reservation, State
+
+Mask = NDArray[np.bool_]
+Refs = NDArray[np.int32]
+
+
+class Shelf:
+    """One tier: a ledger for each KV group, and one order of eviction for them all.
+
+    A position is evicted in all groups at once, since a resume needs them all.
+    """
+
+    def __init__(self, name: str, capacities: Sequence[int], eviction: Eviction) -> None:
+        self.name = name
+        self.ledgers = tuple(Ledger(capacity) for capacity in capacities)
+        self.eviction = eviction
+
+    def ready(self, refs: Refs) -> list[Mask]:
+        """For each group, which refs may be read here."""
+        return [ledger.ready(refs) for ledger in self.ledgers]
+
+    def holds(self, refs: Refs) -> Mask:
+        """Which refs have a copy here in some group, readable or being filled."""
+        masks = [ledger.slots(refs) >= 0 for ledger in self.ledgers]
+        held: Mask = np.logical_or.reduce(masks)
+        return held
+
+    def covers(self, refs: Refs, other: Shelf) -> Mask:
+        """Which refs are readable in ``other`` in every group that has them here."""
+        covered = np.ones(len(refs), np.bool_)
+        for mine, theirs in zip(self.ledgers, other.ledgers, strict=True):
+            covered &= (mine.slots(refs) < 0) | theirs.ready(refs)
+        return covered
+
+    def settle(self, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Ints:
+        """End a filling and let the eviction order know of the blocks that came in."""
+        freed = self.ledgers[group].settle(taken, ok)
+        arrived = refs[self.ledgers[group].ready(refs)]
+        self.eviction.add(arrived.tolist())
+        return freed
+
+    def evict(self, refs: Refs) -> list[Ints]:
+        """Take blocks away; for each group the slots that are free now (others when unpinned)."""
+        self.eviction.remove(refs.tolist())
+        return [ledger.evict(refs) for ledger in self.ledgers]
+
+    def short(self, needs: Sequence[int]) -> int:
+        """Slots missing in the group that misses most."""
+        pairs = zip(needs, self.ledgers, strict=True)
+        return max(0, *(need - ledger.free for need, ledger in pairs))
+
+    def counts(self) -> dict[str, int]:
+        """Slots by state, all groups together."""
+        named = {s.name.lower(): sum(x.count(s) for x in self.ledgers) for s in State}
+        return {"capacity": sum(x.capacity for x in self.ledgers), **named}
+
+
+class Placement:
+    """The index and the shelves.
+
+    1. A ref with a copy on any shelf is in the index.
+    2. A ref that is in no shelf and held by no lease, and has no children, is not in the index.
+    3. Each shelf's ledgers hold their own invariants.
+
+    ``keeps`` counts, like the index's leases, who must not lose a block; but a kept block may sink
+    to NVMe, where a leased one stays where it is.
+    """
+
+    def __init__(self, model: KVModel, dram: Shelf, nvme: Shelf | None) -> None:
+        self.model = model
+        self.specs = [group.spec for group in model.groups]
+        self.index = RadixIndex()
+        self.keeps = LeaseBook()
+        self.dram = dram
+        self.nvme = nvme
+        self.shelves = [dram] if nvme is None else [dram, nvme]
+        self.damaged: set[int] = set()
+        """Refs whose bytes failed a check and that have not been stored again; only for reasons."""
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def readable(self, refs: Refs) -> list[Mask]:
+        """For each group, which refs can be read in some tier."""
+        present = self.dram.ready(refs)
+        if self.nvme is not None:
+            present = [a | b for a, b in zip(present, self.nvme.ready(refs), strict=True)]
+        return present
+
+    def usable(self, refs: Refs) -> int:
+        """Leading blocks of the path that every group can resume at."""
+        return usable_prefix(self.readable(refs), self.specs) if len(refs) else 0
+
+    def pending(self, refs: Refs) -> int:
+        """Leading blocks that every group could resume at once all copies in flight are in."""
+        if not len(refs):
+            return 0
+        masks = [
+            np.logical_or.reduce([shelf.ledgers[g].slots(refs) >= 0 for shelf in self.shelves])
+            for g in range(len(self.specs))
+        ]
+        return usable_prefix(masks, self.specs)
+
+    def read_ranges(self, blocks: int) -> list[range]:
+        """For each group, the blocks that a resume at so many blocks reads."""
+        return [spec.blocks_read(blocks * spec.block_size) for spec in self.specs]
+
+    def by_tier(self, refs: Refs, blocks: int) -> dict[str, int]:
+        """Blocks by the tier that they would come from; one is ``nvme`` if any group's is there.
+
+        A block that no group reads (before every window) counts for the tier that has most.
+        """
+        needed = np.zeros(blocks, np.bool_)
+        below = np.zeros(blocks, np.bool_)
+        head = refs[:blocks]
+        for read, ready in zip(self.read_ranges(blocks), self.dram.ready(head), strict=True):
+            needed[read.start : read.stop] = True
+            below[read.start : read.stop] |= ~ready[read.start : read.stop]
+        nvme = int(below.sum())
+        dram = int(needed.sum()) - nvme
+        if nvme > dram:
+            nvme = blocks - dram
+        else:
+            dram = blocks - nvme
+        return {"dram": dram, **({} if self.nvme is None else {"nvme": nvme})}
+
+    # -- using -----------------------------------------------------------------------------------
+
+    def touch(self, path: Refs) -> None:
+        """A request has used the path, from its head."""
+        used = path.tolist()
+        for shelf in self.shelves:
+            shelf.eviction.touch(used)
+
+    def protected(self, *, kept_too: bool) -> NDArray[np.int32]:
+        """Counts by ref, non-zero where a block must stay in its tier."""
+        leases = self.index.leases.counts
+        if not kept_too or not self.keeps.total:
+            return leases
+        self.keeps.grow(len(leases))
+        return leases + self.keeps.counts[: len(leases)]
+
+    def dram_victims(self, short: int) -> tuple[Refs, Refs]:
+        """Blocks to take from DRAM for ``short`` slots: those safe to drop, and those that are not.
+
+        The latter must be written below first. Does not mutate.
+        """
+        protected = self.protected(kept_too=self.nvme is None)
+        victims = np.array(self.dram.eviction.victims(short, protected), np.int32)
+        if self.nvme is None:
+            return victims, victims[:0]
+        safe = self.dram.covers(victims, self.nvme)
+        return victims[safe], victims[~safe]
+
+    def nvme_victims(self, short: int) -> Refs:
+        """Blocks to take from NVMe for ``short`` records. Does not mutate."""
+        assert self.nvme is not None
+        protected = self.protected(kept_too=True)
+        return np.array(self.nvme.eviction.victims(short, protected), np.int32)
+
+    def prune(self, refs: Refs) -> None:
+        """Take refs out of the index that name nothing any more, and their ancestors likewise."""
+        while len(refs):
+            gone = np.ones(len(refs), np.bool_)
+            for shelf in self.shelves:
+                gone &= ~shelf.holds(refs)
+            refs = refs[gone]
+            if not len(refs):
+                return
+            parents = np.unique(self.index.parents(refs))
+            removed = self.index.remove(refs)
+            if not len(removed):
+                return
+            self.damaged.difference_update(removed.tolist())
+            # A removed block may have been the last child of an ancestor that names nothing.
+            refs = np.setdiff1d(parents[parents >= 0], removed).astype(np.int32)
+            refs = refs[self.index.children(refs) == 0]
+
+    def reset(self) -> list[list[Ints]]:
+        """Forget every block. For each shelf and group, the slots that are free now."""
+        self.index.reset()
+        self.keeps.reset()
+        self.damaged.clear()
+        for shelf in self.shelves:
+            shelf.eviction.clear()
+        return [[ledger.reset() for ledger in shelf.ledgers] for shelf in self.shelves]
+
+    def check(self) -> None:
+        """Raise AssertionError naming the invariant that does not hold. O(everything)."""
+        self.index.check()
+        self.index.leases.check()
+        live = set(self.index.live().tolist())
+        held: set[int] = set()
+        for shelf in self.shelves:
+            for ledger in shelf.ledgers:
+                ledger.check()
+                held |= set(ledger.resident().tolist())
+        assert held <= live, "1: a copy whose block is not in the index"
+        idle = np.array(sorted(live - held), np.int32)
+        for shelf in self.shelves:
+            idle = idle[~shelf.holds(idle)]
+        idle = idle[(self.index.children(idle) == 0) & ~self.index.leases.pinned(idle)]
+        assert not len(idle), "2: a block that names nothing is still in the index"

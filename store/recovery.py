@@ -1,0 +1,48 @@
+"""Taking in what a device had when it was opened."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from kvstrata.prefix_index.prefix import Symbols
+from kvstrata.store.placement import Placement
+from kvstrata.tiers.nvme.tier import Recovered
+
+
+def adopt(placement: Placement, records: list[Recovered]) -> None:
+    """Put recovered records into the index and the NVMe shelf, oldest used first.
+
+    Records come with their parent's key; those whose parents are all there become paths again. A
+    record whose parent is gone is left out of the index (and is deleted by whoever needs room): no
+    prefix could reach it.
+    """
+    shelf = placement.nvme
+    assert shelf is not None
+    by_key: dict[bytes, int] = {}
+    """Key of a block -> its ref, filled from the roots downwards."""
+    refs: dict[int, list[int]] = defaultdict(list)
+    slots: dict[int, list[int]] = defaultdict(list)
+    used: dict[int, float] = {}
+    for record in sorted(records, key=lambda r: r.depth):
+        ref = by_key.get(record.key)
+        if ref is None:
+            if record.depth == 0:
+                parent = -1
+            else:
+                parent = by_key.get(record.parent, -1)
+                if parent < 0:
+                    continue
+            symbols = Symbols(record.root, len(record.symbol), record.symbol)
+            ref = int(placement.index.extend(parent, symbols)[0])
+            by_key[record.key] = ref
+        refs[record.group].append(ref)
+        slots[record.group].append(record.record)
+        used[ref] = max(used.get(ref, 0.0), record.last_use)
+    for group, found in refs.items():
+        shelf.ledgers[group].adopt(np.array(found), np.array(slots[group]))
+    depth = {ref: i for i, ref in enumerate(by_key.values())}
+    # Head more recent than tail among blocks of one use: add() takes the head first.
+    order = sorted(used, key=lambda ref: (-used[ref], depth[ref]))
+    shelf.eviction.add(order)

@@ -1,0 +1,121 @@
+"""One run of blocks on its way from DRAM to a committed record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvstrata.prefix_index.hashing import KeyChain
+from kvstrata.prefix_index.lease import Lease
+from kvstrata.store.control import Control
+from kvstrata.store.placement import Refs
+from kvstrata.tiers.ledger import Ints, Reservation
+from kvstrata.tiers.nvme.run import WriteRun
+from kvstrata.transfer.move import Done, Priority
+
+
+class WriteDown:
+    """Payload first, then the catalogue, then visible.
+
+    1. The DRAM slots are pinned until the bytes are durable, and the blocks leased until the end.
+    2. The records are readable only after the catalogue has committed them.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        group: int,
+        refs: Refs,
+        lease: Lease,
+        slots: Ints,
+        taken: Reservation,
+        runs: tuple[WriteRun, ...],
+        landed: Callable[[int], None],
+    ) -> None:
+        self._control = control
+        self._epoch = control.epoch
+        self._group = group
+        self._refs = refs
+        self._lease = lease
+        self._slots = slots
+        self._taken = taken
+        self._runs = runs
+        self._landed = landed
+        self.nbytes = len(refs) * control.model.groups[group].block_bytes()
+
+    @classmethod
+    def start(
+        cls,
+        control: Control,
+        group: int,
+        chain: KeyChain,
+        first: int,
+        refs: Refs,
+        landed: Callable[[int], None],
+    ) -> WriteDown | None:
+        """Begin writing ``refs``, blocks ``first`` ... of the chain; None if the disk has no room.
+
+        Every ref must be READY in DRAM and absent from NVMe, whose ledger has slots for them.
+        """
+        nvme, shelf = control.nvme, control.placement.nvme
+        assert nvme is not None and shelf is not None
+        dram = control.placement.dram.ledgers[group]
+        taken = shelf.ledgers[group].reserve(refs)
+        assert taken is not None
+        slots = dram.slots(refs)
+        width, data = chain.symbols.width, chain.symbols.data
+        stop = first + len(refs)
+        runs = nvme.place(
+            group,
+            root=chain.symbols.root,
+            parent=chain.parent(first),
+            depth=first,
+            keys=chain.keys(first, stop),
+            symbols=[data[i * width : (i + 1) * width] for i in range(first, stop)],
+            records=taken.slots.tolist(),
+            checksums=[int(s) for s in control.sums[group][slots]],
+        )
+        if runs is None:
+            shelf.ledgers[group].settle(taken, np.zeros(len(refs), np.bool_))
+            return None
+        dram.pin(slots)
+        lease = control.placement.index.leases.lease(refs)
+        write = cls(control, group, refs, lease, slots, taken, runs, landed)
+        control.move(
+            "dram", "nvme", group, slots, taken.slots, Priority.STORE, write._written, runs=runs
+        )
+        return write
+
+    def _written(self, done: Done) -> None:
+        control = self._control
+        assert control.nvme is not None
+        control.placement.dram.ledgers[self._group].unpin(self._slots)
+        if self._epoch != control.epoch or not done.ok.any():
+            control.nvme.abandon(self._runs)
+            if self._epoch == control.epoch:
+                control.nvme.failed(done.error)
+            self._end(np.zeros(len(self._refs), np.bool_))
+            return
+        number = control.nvme.commit(self._runs, done.written)
+        control.batch(number, lambda ok: self._end(done.ok & ok))
+
+    def _end(self, ok: np.typing.NDArray[np.bool_]) -> None:
+        control = self._control
+        shelf = control.placement.nvme
+        assert shelf is not None
+        if self._epoch != control.epoch:
+            shelf.ledgers[self._group].settle(self._taken, ok)
+        else:
+            shelf.settle(self._group, self._refs, self._taken, ok)
+            control.metrics.add(
+                "nvme_written_bytes_total",
+                int(ok.sum()) * control.model.groups[self._group].block_bytes(),
+            )
+            held = self._lease.held
+            self._lease.release()
+            control.placement.prune(held)
+        self._landed(self.nbytes)
+
+
+
