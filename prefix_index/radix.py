@@ -27,13 +27,9 @@ from kvstrata.prefix_index.edges import (
     root_of,
 )
 from kvstrata.prefix_index.lease import LeaseBook
+from kvstrata.prefix_index.nodes import NodeTable
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.prefix_index.refs import NO_REF, Refs, RefTable, as_refs
-
-_JOIN_BYTES = 64 * 1024
-# Edges below this size are extended in place, or joined with an only child, rather than chained: a
-# sequence that grows block by block, or a prompt that outlived its branches, would otherwise become
-# a node a block. The copy that this costs is a few microseconds.
 
 
 class RadixIndex:
@@ -57,8 +53,7 @@ class RadixIndex:
         self.leases = LeaseBook()
         self._table = RefTable()
         self._roots: dict[bytes, Root] = {}
-        self._nodes: list[Node | None] = []
-        self._free_nodes: list[int] = []
+        self._nodes = NodeTable(self._table)
         self._marked = np.zeros(0, np.bool_)
         self._fit()
 
@@ -97,7 +92,7 @@ class RadixIndex:
         root = self._root(symbols)
         node: Node
         if parent != NO_REF:
-            node, offset = self._place(parent)
+            node, offset = self._nodes.place(parent)
             offset += 1
             if root is None or root_of(node) is not root:
                 raise MisuseError("extend: the parent block belongs to another root")
@@ -117,8 +112,9 @@ class RadixIndex:
             node, pos, offset = descend(node, data, pos, width, parts)
         if pos < len(data):
             if offset < len(node.refs):
-                node = self._split(node, offset)
-            parts.append(self._append(node, data, pos, width))
+                node = self._nodes.split(node, offset)
+            parts.append(self._nodes.append(node, data, pos, width))
+            self._fit()
         return joined(parts)
 
     def remove(self, refs: Refs | Sequence[int]) -> Refs:
@@ -135,7 +131,7 @@ class RadixIndex:
         self._marked[refs] = True
         parts: list[Refs] = []
         lonely: list[Node] = []
-        ready = [node for node in map(self._node, given) if not node.kids]
+        ready = [node for node in map(self._nodes.get, given) if not node.kids]
         while ready:
             node = ready.pop()
             gone = self._removable(node, given[node.number])
@@ -155,7 +151,7 @@ class RadixIndex:
                 lonely.append(parent)
         self._marked[refs] = False
         for node in lonely:
-            self._join(node)
+            self._nodes.join(node)
         return joined(parts)
 
     def parents(self, refs: Refs) -> Refs:
@@ -170,14 +166,14 @@ class RadixIndex:
 
     def path(self, ref: int) -> Refs:
         """Refs from the head of the root to ``ref``, both included."""
-        node, offset = self._place(ref)
+        node, offset = self._nodes.place(ref)
         parts = [node.refs[: offset + 1]]
         parts += [above.refs for above in islice(ancestors(node), 1, None)]
         return joined(parts[::-1])
 
     def symbols(self, ref: int) -> Symbols:
         """The symbols from the head of the root to ``ref``, as once inserted."""
-        node, offset = self._place(ref)
+        node, offset = self._nodes.place(ref)
         parts = [node.symbols[: (offset + 1) * node.width]]
         parts += [above.symbols for above in islice(ancestors(node), 1, None)]
         root = root_of(node)
@@ -185,12 +181,12 @@ class RadixIndex:
 
     def symbol(self, ref: int) -> bytes:
         """The bytes of the block ``ref`` itself."""
-        node, offset = self._place(ref)
+        node, offset = self._nodes.place(ref)
         return node.symbols[offset * node.width : (offset + 1) * node.width]
 
     def root_of(self, ref: int) -> tuple[bytes, int]:
         """The root key that ``ref`` stands under, and its width in bytes a symbol."""
-        root = root_of(self._place(ref)[0])
+        root = root_of(self._nodes.place(ref)[0])
         return root.key, root.width
 
     def width_of(self, root: bytes) -> int | None:
@@ -201,8 +197,7 @@ class RadixIndex:
     def reset(self) -> None:
         """Forget everything, leases too. No ref of before is live; the capacity stays."""
         self._roots.clear()
-        self._nodes.clear()
-        self._free_nodes.clear()
+        self._nodes.reset()
         self._table.reset()
         self.leases.reset()
 
@@ -223,62 +218,6 @@ class RadixIndex:
             )
         return root
 
-    def _node(self, number: int) -> Node:
-        node = self._nodes[number]
-        assert node is not None
-        return node
-
-    def _place(self, ref: int) -> tuple[Node, int]:
-        """The node that ``ref`` stands on, and where; MisuseError where it is not live."""
-        table = self._table
-        number = int(table.node[ref]) if 0 <= ref < table.high else NO_REF
-        if number == NO_REF:
-            table.require_live(np.asarray([NO_REF], np.int32))
-        node = self._node(number)
-        last = len(node.refs) - 1
-        if node.refs[last] == ref:
-            return node, last
-        return node, int((node.refs == ref).argmax())
-
-    def _new_node(self, symbols: bytes, refs: Refs, parent: Node) -> Node:
-        if self._free_nodes:
-            number = self._free_nodes.pop()
-        else:
-            number = len(self._nodes)
-            self._nodes.append(None)
-        node = Node(symbols, refs, parent, number)
-        self._nodes[number] = node
-        return node
-
-    def _append(self, node: Node, data: bytes, pos: int, width: int) -> Refs:
-        """Put the new run ``data[pos:]`` (>= 1 block) after the end of ``node``'s edge."""
-        above = int(node.refs[-1]) if node.number != NO_REF else NO_REF
-        count = (len(data) - pos) // width
-        if above != NO_REF and not node.kids and len(node.symbols) < _JOIN_BYTES:
-            refs = self._table.take(count, above, node.number)
-            node.symbols = b"".join((node.symbols, memoryview(data)[pos:]))
-            node.refs = np.concatenate((node.refs, refs))
-        else:
-            child = self._new_node(data[pos:], NO_REFS, node)
-            refs = child.refs = self._table.take(count, above, child.number)
-            node.kids[child.symbols[:width]] = child
-        self._fit()
-        return refs
-
-    def _split(self, node: Node, count: int) -> Node:
-        """Cut the edge of ``node`` after ``count`` blocks and return the upper half."""
-        # The lower half keeps the node, so that none of its children needs a new parent.
-        assert node.parent is not None
-        size = count * node.width
-        upper = self._new_node(node.symbols[:size], node.refs[:count].copy(), node.parent)
-        upper.kids[node.symbols[size : size + node.width]] = node
-        node.parent.kids[node.first] = upper
-        node.symbols = node.symbols[size:]
-        node.refs = node.refs[count:].copy()
-        node.parent = upper
-        self._table.node[upper.refs] = upper.number
-        return upper
-
     def _removable(self, node: Node, most: int) -> Refs:
         """The marked, unleased tail of a childless node's edge; at most its last ``most`` refs."""
         tail = node.refs[-most:]
@@ -291,29 +230,10 @@ class RadixIndex:
         parent = node.parent
         assert parent is not None
         del parent.kids[node.first]
-        self._drop(node)
+        self._nodes.drop(node)
         if isinstance(parent, Root) and not parent.kids:
             del self._roots[parent.key]
         return parent
-
-    def _drop(self, node: Node) -> None:
-        self._nodes[node.number] = None
-        self._free_nodes.append(node.number)
-
-    def _join(self, node: Node) -> None:
-        """Put ``node`` and its only child on one edge, if that is still so and worth the copy."""
-        if self._nodes[node.number] is not node or len(node.kids) != 1:
-            return
-        (kid,) = node.kids.values()
-        if len(node.symbols) + len(kid.symbols) > _JOIN_BYTES:
-            return
-        assert node.parent is not None
-        node.parent.kids[node.first] = kid
-        kid.parent = node.parent
-        kid.symbols = node.symbols + kid.symbols
-        kid.refs = np.concatenate((node.refs, kid.refs))
-        self._table.node[node.refs] = kid.number
-        self._drop(node)
 
     def _fit(self) -> None:
         """Grow what is indexed by ref to the table's capacity."""
@@ -343,14 +263,14 @@ class RadixIndex:
                 reached += 1
                 size = len(node.refs)
                 assert size and len(node.symbols) == size * root.width, "invariant 2: edge size"
-                assert self._nodes[node.number] is node, "invariant 3: node number"
+                assert self._nodes.get(node.number) is node, "invariant 3: node number"
                 seen[node.refs] += 1
                 assert (table.node[node.refs] == node.number).all(), "invariant 1: on another edge"
                 assert node.parent is not None
                 above = node.parent.refs[-1:] if node.parent is not root else [NO_REF]
                 chain = np.concatenate((above, node.refs[:-1]))
                 assert np.array_equal(table.parent[node.refs], chain), "invariant 4: parents"
-        assert reached == len(self._nodes) - len(self._free_nodes), "invariant 3: unreachable node"
+        assert reached == len(self._nodes), "invariant 3: unreachable node"
         assert (seen == (table.node[: table.high] >= 0)).all(), (
             "invariant 1: not on exactly one edge"
         )

@@ -31,6 +31,14 @@ def as_refs(refs: Refs | Sequence[int]) -> Refs:
     return array
 
 
+def dead_ref() -> MisuseError:
+    """The error to raise for a ref that names nothing now."""
+    return MisuseError(
+        "a BlockRef names no block: it was removed, or comes from another index; "
+        "look the prefix up again"
+    )
+
+
 class RefTable:
     """Allocates BlockRefs and holds parent, child count and node number of each.
 
@@ -102,10 +110,7 @@ class RefTable:
         if not len(refs):
             return
         if refs.min() < 0 or refs.max() >= self.high or self.node[refs].min() < 0:
-            raise MisuseError(
-                "a BlockRef names no block: it was removed, or comes from another index; "
-                "look the prefix up again"
-            )
+            raise dead_ref()
 
     def reset(self) -> None:
         """Forget every ref. O(1); the capacity stays, as arrays outside have grown to it."""

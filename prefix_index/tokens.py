@@ -6,6 +6,7 @@ boolean that crept in would otherwise make keys that never match, or worse, that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ def _as_array(tokens: Any) -> NDArray[Any]:
         try:
             return np.asarray(memoryview(tokens))
         except TypeError:
+            if not isinstance(tokens, Sequence):  # a set or a dict has no order to speak of
+                raise
             return _from_sequence(list(tokens))
     except (TypeError, ValueError, OverflowError) as error:
         kind = type(tokens).__name__
