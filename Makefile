@@ -16,9 +16,9 @@ export PYTHONSAFEPATH := 1
 export OMP_WAIT_POLICY := passive
 unexport PYTHONPATH PYTHONHOME
 
-SETUP = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-    echo "kvstrata needs Python 3.11 or newer; install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }; \
-    $(PYTHON) tools/environment.py
+SETUP = if ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+    echo "kvstrata needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11" >&2; exit 2; fi; \
+    "$(PYTHON)" tools/environment.py
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

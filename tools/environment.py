@@ -106,7 +106,7 @@ class Environment:
     def take(self, step: Step) -> None:
         """Runs `step` and stamps it. After a failure the environment is as whole as before."""
         self._unfinished.touch()
-        quiet = ("--quiet", "--progress-bar", "off", "--disable-pip-version-check", "--no-input")
+        quiet = ("-qq", "--progress-bar", "off", "--disable-pip-version-check", "--no-input")
         command = [self.python, "-m", "pip", "install", *quiet, *step.arguments]
         for attempt in range(ATTEMPTS):
             code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
