@@ -1,1 +1,1 @@
-"""Gather and scatter between paged pools and packed buffers. They take plain pages and index arrays, never tiers."""
+"""Gather and scatter between paged pools and packed records; plain pages and ids, never tiers."""
