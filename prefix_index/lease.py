@@ -35,6 +35,13 @@ class LeaseBook:
         self.generation = 0
         """Grows by one at each reset: a Lease of an older generation holds nothing any more."""
 
+    @property
+    def counts(self) -> NDArray[np.int32]:
+        """Pins by ref, a read-only view: what eviction must not touch. Valid until the next grow."""
+        view = self._counts.view()
+        view.setflags(write=False)
+        return view
+
     def grow(self, capacity: int) -> None:
         """Make room for refs below ``capacity``; never shrinks."""
         if capacity > len(self._counts):

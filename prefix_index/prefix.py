@@ -57,7 +57,7 @@ class Prefix:
         self.extra = extra
         self.hashed = hashed
         """True for ``from_hashes``: such a prefix shares nothing with one made of tokens."""
-        self._cache: tuple[int, bytes] = (0, b"")
+        self._cache: tuple[int | None, int, bytes] = (None, 0, b"")  # block size, width, data
 
     @classmethod
     def from_tokens(
@@ -121,14 +121,14 @@ class Prefix:
         equal any block of tokens, since its first id is negative. MisuseError where the block is
         too small to hold 256 bits of digest.
         """
-        width = KEY_BYTES if self.hashed else TOKEN_BYTES * block_size
-        size = self.num_blocks(block_size) * width
-        cached_width, data = self._cache
-        if cached_width != width:
-            data = self._words[: size // TOKEN_BYTES].tobytes()
+        cached_size, width, data = self._cache
+        if cached_size != block_size:
+            width = KEY_BYTES if self.hashed else TOKEN_BYTES * block_size
+            words = self.num_blocks(block_size) * width // TOKEN_BYTES
+            data = self._words[:words].tobytes()
             if self.extra:
                 data = self._with_digests(data, width)
-            self._cache = (width, data)
+            self._cache = (block_size, width, data)
         return Symbols(root, width, data)
 
     def with_tokens(self, tokens: Any, extra: Extra | None = None) -> Prefix:

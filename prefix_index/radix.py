@@ -32,6 +32,10 @@ from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.prefix_index.refs import NO_REF, Refs, RefTable, as_refs
 
 
+_ROOTS_LOOKED_AT = 256
+# Saying why a prefix was missed must not cost more than missing it.
+
+
 class RadixIndex:
     """Maps sequences of symbols to BlockRefs.
 
@@ -188,6 +192,16 @@ class RadixIndex:
         """The root key that ``ref`` stands under, and its width in bytes a symbol."""
         root = root_of(self._nodes.place(ref)[0])
         return root.key, root.width
+
+    def live(self) -> Refs:
+        """Every ref in the tree, ascending. O(capacity)."""
+        return self._table.live()
+
+    def known_elsewhere(self, symbols: Symbols) -> bool:
+        """Whether another root begins with the same block; looks at a bounded number of roots."""
+        first = symbols.data[: symbols.width]
+        others = islice(self._roots.items(), _ROOTS_LOOKED_AT)
+        return any(key != symbols.root and first in root.kids for key, root in others)
 
     def width_of(self, root: bytes) -> int | None:
         """Bytes a symbol under ``root``; None while it has no block."""

@@ -20,7 +20,7 @@ Refs = NDArray[np.int32]
 NO_REF = -1
 """The parent of a root's first block; also the node number of a ref that names nothing."""
 
-_FIRST_CAPACITY = 1 << 14
+_FIRST_CAPACITY = 1 << 16
 
 
 def as_refs(refs: Refs | Sequence[int]) -> Refs:
@@ -104,6 +104,10 @@ class RefTable:
         self.node[refs] = NO_REF
         self._free[self._num_free : self._num_free + len(refs)] = refs
         self._num_free += len(refs)
+
+    def live(self) -> Refs:
+        """Every ref that names a block, ascending. O(capacity)."""
+        return np.flatnonzero(self.node[: self.high] >= 0).astype(np.int32)
 
     def require_live(self, refs: Refs) -> None:
         """Raise MisuseError where one of ``refs`` names nothing now."""

@@ -37,7 +37,7 @@ def token_ids(tokens: Any) -> TokenIds:
     if ids.dtype.kind not in "iu":
         raise MisuseError(f"token ids must be whole numbers, got {ids.dtype}: convert them first")
     # One pass: the OR of all ids is negative where one is, and at the limit where one is.
-    if not 0 <= int(np.bitwise_or.reduce(ids)) < _LIMIT:
+    if not 0 <= np.bitwise_or.reduce(ids) < _LIMIT:
         worst = min(int(ids.min()), 0) or int(ids.max())
         raise MisuseError(
             f"token ids must be at least 0 and below 2**31, got {worst}: "

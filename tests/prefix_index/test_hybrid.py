@@ -100,7 +100,7 @@ def test_full_attention_is_looked_at_once() -> None:
 
     full = np.ones(1000, np.bool_).view(Counting)
     alternating = np.arange(1000) % 2 == 0
-    specs = [FULL, window(BLOCK * 3)]
+    specs: list[KVSpec] = [FULL, window(BLOCK * 3)]
     assert usable_prefix([full, alternating], specs) == brute([full, alternating], specs)
     assert looks == 1
 

@@ -131,7 +131,7 @@ def test_misuse_is_refused(arguments: dict[str, Any]) -> None:
         Prefix.from_tokens(TOKENS, **arguments)
 
 
-@pytest.mark.parametrize("block_size", [0, -16, 1.5])
+@pytest.mark.parametrize("block_size", [0, -1, -16, 1.5])
 def test_a_block_size_is_a_positive_whole_number(block_size: Any) -> None:
     with pytest.raises(MisuseError):
         Prefix.from_tokens(TOKENS).symbols(ROOT, block_size)

@@ -261,7 +261,7 @@ def test_a_path_through_ten_thousand_nodes(index: RadixIndex) -> None:
     assert index.symbols(int(refs[-1])) == trunk
     assert index.root_of(int(refs[-1])) == (ROOT, 4)
     index.check()
-    assert len(index.remove(np.arange(2 * deep))) == 2 * deep
+    assert len(index.remove(np.arange(2 * deep, dtype=np.int32))) == 2 * deep
     assert len(index) == 0
     index.check()
 
