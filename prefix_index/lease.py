@@ -37,7 +37,7 @@ class LeaseBook:
 
     @property
     def counts(self) -> NDArray[np.int32]:
-        """Pins by ref, a read-only view: what eviction must not touch. Valid until the next grow."""
+        """Pins by ref, a read-only view for eviction to respect. Valid until the next grow."""
         view = self._counts.view()
         view.setflags(write=False)
         return view

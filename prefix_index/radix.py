@@ -31,7 +31,6 @@ from kvstrata.prefix_index.nodes import NodeTable
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.prefix_index.refs import NO_REF, Refs, RefTable, as_refs
 
-
 _ROOTS_LOOKED_AT = 256
 # Saying why a prefix was missed must not cost more than missing it.
 

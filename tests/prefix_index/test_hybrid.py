@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -65,6 +65,7 @@ SPECS = st.one_of(
 ROWS = st.lists(st.sampled_from([True, True, True, False]), max_size=30)
 
 
+@settings(max_examples=500)
 @given(st.lists(st.tuples(ROWS, SPECS), min_size=1, max_size=4))
 def test_as_brute_force_finds_it(groups: list[tuple[list[bool], KVSpec]]) -> None:
     present = [np.array(row, np.bool_) for row, _ in groups]
@@ -87,6 +88,14 @@ def test_groups_agree_below_both() -> None:
     slid = np.array([0, 1, 1, 0, 1], np.bool_)
     # Full attention allows 4, where the window misses block 3; at 3 the window reads 1 and 2.
     assert usable_prefix([full, slid], [FULL, window(2 * BLOCK)]) == 3
+    assert usable_prefix([slid, full], [window(2 * BLOCK), FULL]) == 3
+
+
+def test_a_group_that_agreed_is_asked_again_lower_down() -> None:
+    slid = np.array([1, 1, 0, 1, 1], np.bool_)
+    full = np.array([1, 1, 1, 1, 0], np.bool_)
+    # The window agrees to 5, full attention only to 4, where the window reads block 2 again.
+    assert usable_prefix([slid, full], [window(2 * BLOCK), FULL]) == 2
 
 
 def test_full_attention_is_looked_at_once() -> None:
