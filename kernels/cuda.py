@@ -64,6 +64,11 @@ def copy_columns(
     )
 
 
+def grid(n: int, segments: int, longest: int) -> tuple[int, int, int]:
+    """The grid of a launch: records, segments, slices of the longest piece."""
+    return n, segments, -(-longest // SLICE)
+
+
 def _launch(
     name: str, pages: Pages, blocks: Ids, packed: torch.Tensor, rows: Ids, layer: int | None
 ) -> None:
@@ -79,7 +84,6 @@ def _launch(
         # memory to later work before the launch that reads them.
         ids = torch.from_numpy(np.stack([blocks, rows])).to(pages.device)
         kernel = _function(pages, name)
-        grid = (len(blocks), segments.shape[0], -(-longest // SLICE))
         arguments = (
             segments.data_ptr(),
             ids[0].data_ptr(),
@@ -88,7 +92,7 @@ def _launch(
             np.int64(packed.stride(0)),
         )
         with cupy.cuda.ExternalStream(stream.cuda_stream):
-            kernel(grid, (THREADS,), arguments)
+            kernel(grid(len(blocks), len(segments), longest), (THREADS,), arguments)
 
 
 def _function(pages: Pages, name: str) -> Any:

@@ -118,16 +118,17 @@ def bands(pages: Pages, layer: int | None = None) -> tuple[Band, ...]:
         # Parts of a layer may differ in width, or lie apart by another step than layers do: then
         # one band a part is fewer than cutting wherever the step changes.
         parts = len(pages.segments(segments[0].layer))
-        found = min(
-            (_bands(pages, [segments[part::period] for part in range(period)]))
-            for period in {1, parts}
-        )[1]
+        ways = [
+            _bands(pages, [segments[part::period] for part in range(period)])
+            for period in (1, parts)
+        ]
+        found = min(ways, key=len)
         pages.memo[key] = found
     return found
 
 
-def _bands(pages: Pages, series: Sequence[Sequence[Segment]]) -> tuple[int, tuple[Band, ...]]:
-    """Bands of each series, cut where widths or steps change; how many, and what they are."""
+def _bands(pages: Pages, series: Sequence[Sequence[Segment]]) -> tuple[Band, ...]:
+    """The bands of each series, cut where widths or steps change."""
     made: list[Band] = []
     for segments in series:
         i = 0
@@ -148,7 +149,7 @@ def _bands(pages: Pages, series: Sequence[Sequence[Segment]]) -> tuple[int, tupl
                 step = offset_step = first.nbytes
             made.append(_joined(pages.address(first), step, offset_step, n, first))
             i += n
-    return len(made), tuple(made)
+    return tuple(made)
 
 
 def _joined(address: int, step: int, offset_step: int, count: int, first: Segment) -> Band:

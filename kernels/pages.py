@@ -48,6 +48,9 @@ class Pages:
 
     def view(self, segment: Segment) -> torch.Tensor:
         """The segment of every block: uint8 ``[num_blocks, nbytes]``, strided, sharing memory."""
-        return self.tensors[segment.tensor].as_strided(
-            (self.layout.num_blocks, segment.nbytes), (segment.stride, 1), segment.base
+        tensor = self.tensors[segment.tensor]
+        # as_strided counts from the start of the storage, not of the tensor.
+        base = int(tensor.storage_offset()) + segment.base
+        return tensor.as_strided(
+            (self.layout.num_blocks, segment.nbytes), (segment.stride, 1), base
         )

@@ -115,8 +115,10 @@ class HbmTier:
         held = self._of(group)
         blocks = held.layout.num_blocks
         return tuple(
-            held.flat[s.tensor].as_strided((blocks, s.nbytes), (s.stride, 1), s.base)
+            # as_strided counts from the start of the storage, not of the tensor.
+            flat.as_strided((blocks, s.nbytes), (s.stride, 1), int(flat.storage_offset()) + s.base)
             for s in held.layout.segments
+            for flat in (held.flat[s.tensor],)
         )
 
     def check_ids(self, group: int, ids: NDArray[np.int64]) -> None:

@@ -53,6 +53,11 @@ class Arena:
 class Worker(Protocol):
     """The copies that one thread does. Each returns when the bytes are where they belong."""
 
+    @property
+    def step(self) -> int:
+        """Bytes to copy at once where their checksum is taken next: they are still in the cache."""
+        ...
+
     def wait(self, ready: ReadyEvent | None) -> None:
         """Start nothing of what follows before the event."""
         ...
@@ -76,6 +81,8 @@ class HostWorker:
     """Copies in host memory, which hold no interpreter lock while they run."""
 
     __slots__ = ()
+
+    step = 2 << 20  # about a second-level cache: hashing from there is 3 times as fast
 
     def wait(self, ready: ReadyEvent | None) -> None:
         if ready is not None:
@@ -103,6 +110,8 @@ class CudaWorker:
 
     Invariant 1: everything that touches the buffer is queued on the one stream.
     """
+
+    step = 1 << 62  # a DMA copy does not go through this CPU's caches
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -25,7 +25,7 @@ from kvstrata.transfer.device import Arena, Worker, make_worker
 from kvstrata.transfer.job import Job, describe
 from kvstrata.transfer.lane import Lane, Task
 from kvstrata.transfer.layers import LayerGate
-from kvstrata.transfer.move import Done, Move, Priority
+from kvstrata.transfer.move import Done, Move, Priority, Slots
 from kvstrata.transfer.plan import parts
 from kvstrata.transfer.tasks import CopyPart, Disk, Files, Place, ReadPart, WritePart
 
@@ -231,7 +231,7 @@ class TransferEngine:
             raise LayoutError(f"there is no tier {name}; there are {', '.join(self._tiers)}")
         return tier
 
-    def _place(self, tier: Tier, move: Move, slots: np.ndarray[Any, np.dtype[np.int64]]) -> Place:
+    def _place(self, tier: Tier, move: Move, slots: Slots) -> Place:
         """The tier's memory of the Move's group; raises LayoutError for slots out of range."""
         group = move.group
         if isinstance(tier, HbmTier):

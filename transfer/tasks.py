@@ -12,6 +12,7 @@ from kvstrata.kernels.pages import Pages
 from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
 from kvstrata.transfer.device import Arena, Worker, copy_rows
 from kvstrata.transfer.job import Job, describe
+from kvstrata.transfer.move import Slots
 
 
 class Files(Protocol):
@@ -81,22 +82,32 @@ class CopyPart(_Part):
         job, move = self.job, self.job.move
         worker.wait(move.ready)
         positions = self._verified(np.arange(self.part.start, self.part.stop, dtype=np.int64))
+        if job.sums is None or not isinstance(self.target, Arena):
+            self._transfer(worker, positions)
+        else:
+            step = max(1, worker.step // self.target.record_bytes)
+            for first in range(0, len(positions), step):
+                some = positions[first : first + step]
+                self._transfer(worker, some)
+                job.sums[some] = self.target.sums(move.target_slots[some])
+        job.ok[positions] = True
+
+    def _transfer(self, worker: Worker, positions: Slots) -> None:
+        """The copy itself, by what the two places are."""
+        move, gate = self.job.move, self.job.gate
         source, target = move.source_slots[positions], move.target_slots[positions]
-        opened = None if job.gate is None else job.gate.open
         if isinstance(self.source, Pages):
             if isinstance(self.target, Pages):
                 worker.duplicate(self.source, source, target)
             else:
                 worker.save(self.source, source, self.target, target)
         elif isinstance(self.target, Pages):
+            opened = None if gate is None else gate.open
             worker.load(self.source, source, self.target, target, opened)
         else:
             copy_rows(self.source, source, self.target, target)
-        if job.sums is not None and isinstance(self.target, Arena):
-            job.sums[positions] = self.target.sums(target)
-        job.ok[positions] = True
 
-    def _verified(self, positions: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    def _verified(self, positions: Slots) -> Slots:
         """The positions without those whose record is not what it was when it was saved.
 
         Checked before anything is copied: bytes that fail must not reach pages that attention
@@ -111,7 +122,8 @@ class CopyPart(_Part):
         if not len(bad):
             return positions
         self.job.fail("checksum")
-        return np.setdiff1d(positions, bad)
+        left: Slots = np.setdiff1d(positions, bad)
+        return left
 
 
 Rows = Callable[[int], memoryview]
