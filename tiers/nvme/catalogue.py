@@ -17,6 +17,7 @@ from kvstrata.core.errors import ClosedError
 from kvstrata.tiers.nvme import record
 from kvstrata.tiers.nvme.directory import sync_directory
 from kvstrata.tiers.nvme.walk import META, RECORDS, Items
+from kvstrata.tiers.records import CatalogueDone
 
 log = logging.getLogger("kvstrata.nvme")
 
@@ -43,15 +44,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.puts) + len(self.deletes) + len(self.meta)
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueDone:
-    """A batch of the catalogue is durable (``ok``), or has failed and left nothing behind."""
-
-    batch: int
-    ok: bool
-    error: str
 
 
 class Catalogue:

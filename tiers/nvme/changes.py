@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstrata.tiers.nvme import record
-from kvstrata.tiers.nvme.catalogue import Batch, Catalogue, CatalogueDone
+from kvstrata.tiers.nvme.catalogue import Batch, Catalogue
 from kvstrata.tiers.nvme.record import Record
+from kvstrata.tiers.records import CatalogueDone
 
 log = logging.getLogger("kvstrata.nvme")
 
@@ -67,6 +68,7 @@ class Changes:
         self._path = path
         self._pending: dict[int, _Pending] = {}
         self._owed: list[Gone] = []
+        self._deletes = 0
         self._meta: list[tuple[bytes, bytes]] = []
         self._blocked_until = 0.0
         self._warned = False
@@ -121,6 +123,7 @@ class Changes:
         out = Outcome()
         for done in self._catalogue.poll():
             pending = self._pending.pop(done.batch)
+            self._deletes -= len(pending.deletes)
             if done.ok:
                 out.freed += [place for _, place in pending.deletes]
                 out.stored += len(pending.puts)
@@ -141,6 +144,11 @@ class Changes:
             owed, self._owed = self._owed, []
             self.delete(owed)
 
+    @property
+    def deletes(self) -> int:
+        """Deletes that are not durable yet."""
+        return self._deletes + len(self._owed)
+
     def deleting(self) -> list[Place]:
         """Places of deletes that are not durable yet."""
         batches = [pending.deletes for pending in self._pending.values()]
@@ -150,4 +158,5 @@ class Changes:
         batch.meta = list(pending.meta)
         number = self._catalogue.submit(batch)
         self._pending[number] = pending
+        self._deletes += len(pending.deletes)
         return number

@@ -37,5 +37,11 @@ def write(directory: str, epochs: dict[bytes, int]) -> None:
     replace(os.path.join(directory, "EPOCHS"), json.dumps(tree).encode() + b"\n")
 
 
+def keep(directory: str, known: dict[bytes, int]) -> None:
+    """Write the file unless it says so already. Raises OSError."""
+    if read(directory) != known:
+        write(directory, known)
+
+
 def _check(epochs: object) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(epochs, sort_keys=True).encode())

@@ -98,6 +98,12 @@ def recover(directory: Directory, budget: Budget, bell: Bell) -> Recovery:
     return Recovery(catalogue, files, spaces, records, notes)
 
 
+def register(spaces: Spaces, namespace: bytes) -> tuple[int, int]:
+    """(number, epoch) of a namespace, entered into ``spaces`` if it is new."""
+    fresh = 1 + max((number for number, _ in spaces.values()), default=0), 0
+    return spaces.setdefault(namespace, fresh)
+
+
 def write_mark(path: str, last_txn: int) -> None:
     """Leave CLEAN for the next opener, after the catalogue has been closed. Raises OSError."""
     mark = _mark_of(os.path.join(path, "catalogue", "data.mdb"))

@@ -8,23 +8,7 @@ from dataclasses import dataclass, field
 from kvstrata.tiers.nvme.record import Record
 from kvstrata.tiers.nvme.space import Space
 from kvstrata.tiers.nvme.table import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A block that an earlier Store left, readable as record ``record`` of its group.
-
-    ``last_use`` is in seconds since 1970.
-    """
-
-    record: int
-    group: int
-    root: bytes
-    depth: int
-    parent: bytes
-    key: bytes
-    symbol: bytes
-    last_use: float
+from kvstrata.tiers.records import Recovered
 
 
 @dataclass(slots=True)
@@ -67,9 +51,13 @@ def sort_out(
         else:
             mine[record.group].append(record)
     stock.others.sort(key=lambda record: -record.last_use)
+    reachable = _reachable(mine)
     for group, (table, found) in enumerate(zip(tables, mine, strict=True)):
         # A smaller quota than before: the newest stay.
-        found.sort(key=lambda record: -record.last_use)
+        stock.doomed.extend(one for one in found if one.key not in reachable)
+        found = sorted(
+            (one for one in found if one.key in reachable), key=lambda one: -one.last_use
+        )
         stock.doomed.extend(found[table.capacity :])
         kept = sorted(found[: table.capacity], key=lambda record: record.depth)
         for at, r in enumerate(kept):
@@ -79,3 +67,16 @@ def sort_out(
             )
     stock.recovered.sort(key=lambda one: one.depth)
     return stock
+
+
+def _reachable(groups: Sequence[Sequence[Record]]) -> set[bytes]:
+    """Keys that a prefix can reach: those of first blocks, and of blocks whose parent is reachable.
+
+    A block without its parent (lost, or evicted by a smaller quota) would take space for ever.
+    """
+    keys: set[bytes] = set()
+    every = (record for records in groups for record in records)
+    for record in sorted(every, key=lambda record: record.depth):
+        if record.depth == 0 or record.parent in keys:
+            keys.add(record.key)
+    return keys

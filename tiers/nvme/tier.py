@@ -5,45 +5,38 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import lmdb
 
 from kvstrata.core.clock import Bell
 from kvstrata.core.config import NvmeConfig
 from kvstrata.core.errors import ClosedError, ConfigError, MisuseError, StorageError
-from kvstrata.core.layout import padded
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
 from kvstrata.tiers.nvme import epochs, record
-from kvstrata.tiers.nvme.catalogue import Catalogue, CatalogueDone
-from kvstrata.tiers.nvme.changes import Changes, Gone, Put, place_of
+from kvstrata.tiers.nvme.changes import Changes, place_of
 from kvstrata.tiers.nvme.directory import Directory, foreign_bytes, physical_bytes
-from kvstrata.tiers.nvme.entries import cut, entries
-from kvstrata.tiers.nvme.grow import Growth
+from kvstrata.tiers.nvme.entries import cut
+from kvstrata.tiers.nvme.holdings import Holdings
 from kvstrata.tiers.nvme.quota import Budget, budget, catalogued_bytes
-from kvstrata.tiers.nvme.record import Record
-from kvstrata.tiers.nvme.recovery import Recovery, recover, write_mark
+from kvstrata.tiers.nvme.recovery import Recovery, recover, register, write_mark
 from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
-from kvstrata.tiers.nvme.space import Space
-from kvstrata.tiers.nvme.stock import Recovered, sort_out
-from kvstrata.tiers.nvme.table import Table
+from kvstrata.tiers.records import CatalogueDone, Recovered
 
 log = logging.getLogger("kvstrata.nvme")
 
 PATIENCE = 60.0
 """Seconds that a reset waits for its commit."""
-FOR_EVER = float("inf")
 
 
 class NvmeTier:
-    """Records of one namespace and epoch in one directory. Satisfies ``Tier`` and ``Keyed``.
+    """Records of one namespace and epoch in one directory: a ``RecordTier``, and ``Keyed``.
 
-    Invariant 1: the space is that of placed runs, of records in the tables, of records of other
-    namespaces, and of deletes that are not durable yet; nothing else.
-    Invariant 2: extents hold at most the payload's share of the quota; physical bytes of everything
-    below the directory never exceed the quota.
-    Invariant 3: a record's space is given to another only after its delete is durable.
-    Invariant 4: nothing is catalogued before ``commit``, which callers call after ``io.sync``.
+    Invariant 1: physical bytes of everything below the directory never exceed the quota, and the
+    extents never their share of it.
+    Invariant 2: nothing is catalogued before ``commit``, which callers call after ``io.sync``; a
+    record's space is given to another only after its delete is durable.
 
     Called under the Store's lock, by one thread at a time. Only ``open``, ``reset`` and ``close``
     wait for the disk (and ``place`` where a new extent is needed sooner than it could be made
@@ -66,25 +59,22 @@ class NvmeTier:
         self.namespace: bytes = model.namespace()
         self._own = directory
         self._share = share
-        self._catalogue: Catalogue = found.catalogue
+        self._catalogue = found.catalogue
         self._changes = Changes(found.catalogue, directory.path)
         self._metrics = metrics
         self._codec = 1 if config.codec == "zstd" else 0
-        self._spaces = found.spaces
-        self._closed = False
-        self._number, self.epoch = self._register()
-        growth = Growth(self.directory, config.extent, share.payload, found.files)
-        self._space = Space(growth, min(config.extent, share.payload), found.files)
-        most = [share.payload // padded(group.block_bytes()) for group in model.groups]
-        if self._codec:
-            most = [2 * n for n in most]
-        self._tables = [
-            Table(n, group.block_bytes()) for n, group in zip(most, model.groups, strict=True)
-        ]
         self._cost = catalogued_bytes(max(4 * model.block_size, 32))
-        stock = sort_out(found.records, self._space, self._tables, self._number, self.epoch)
+        self._closed = False
+        self._spaces = found.spaces
+        self._number, self.epoch = register(found.spaces, self.namespace)
+        try:
+            # Before any record of ours exists: without it, a rebuild would drop them all.
+            epochs.keep(self.directory, {name: one[1] for name, one in self._spaces.items()})
+        except OSError as error:
+            self._changes.block(f"cannot write EPOCHS: {error.strerror}", float("inf"))
+        self._changes.owe_meta(record.encode_space(self.namespace, self._number, self.epoch))
+        self._held, stock = Holdings.stocked(config, model, self.directory, share, found)
         self._recovered = stock.recovered
-        self._others = [(one.id(), place_of(one)) for one in stock.others]
         self._catalogue.start()
         self._changes.erase(stock.lost)
         self._changes.delete([(one.id(), place_of(one)) for one in stock.doomed])
@@ -93,6 +83,7 @@ class NvmeTier:
             notes.append(f"{len(stock.lost)} records had lost their extent and were dropped")
         if notes:
             log.warning("%s was damaged: %s", self.directory, "; ".join(notes))
+            self._metrics.add("nvme_recoveries_total")
 
     @classmethod
     def open(cls, config: NvmeConfig, model: KVModel, *, bell: Bell, metrics: Metrics) -> NvmeTier:
@@ -106,23 +97,34 @@ class NvmeTier:
             raise ConfigError("nvme.path is empty; name a directory")
         budget(config.quota, model)
         directory = Directory.open(config.path, force=config.force)
-        try:
-            share = budget(config.quota - foreign_bytes(directory.path), model)
-            found = recover(directory, share, bell)
-            return cls(config, model, directory, share, found, metrics)
-        except (OSError, lmdb.Error) as error:
-            directory.close()
-            raise StorageError(
-                f"cannot use the NVMe directory {config.path}: {error}; free some space, or name "
-                "another directory"
-            ) from error
-        except BaseException:
-            directory.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(directory.close)
+            try:
+                share = budget(config.quota - foreign_bytes(directory.path), model)
+                found = recover(directory, share, bell)
+                undo.callback(found.catalogue.close)
+                tier = cls(config, model, directory, share, found, metrics)
+            except (OSError, lmdb.Error) as error:
+                raise StorageError(
+                    f"cannot use the NVMe directory {config.path}: {error}; free some space, or "
+                    "name another directory"
+                ) from error
+            undo.pop_all()
+        return tier
 
     def capacity(self, group: int) -> int:
         """Most records of this group that could ever fit."""
-        return self._tables[group].capacity
+        return self._held.tables[group].capacity
+
+    @property
+    def writable(self) -> bool:
+        """False for a while after the disk has refused something; reading goes on."""
+        return not self._changes.blocked
+
+    @property
+    def deletes_pending(self) -> bool:
+        """Whether space will become free with a later ``poll``."""
+        return self._changes.deletes > 0
 
     def recovered(self) -> list[Recovered]:
         """What was found at open, by depth. Handed over once: a second call gives an empty list."""
@@ -147,15 +149,14 @@ class NvmeTier:
         that fails), and then nothing has changed. Raises MisuseError for ids that are not free.
         """
         self._open()
-        table = self._tables[group]
+        table = self._held.tables[group]
         for one in records:
             if not 0 <= one < table.capacity or table.holds(one):
                 raise MisuseError(f"record {one} of group {group} is not free")
-        if self._changes.blocked:
+        if not self.writable or (len(self._held) + len(keys)) * self._cost > self._share.map_size:
             return None
-        if (sum(map(len, self._tables)) + len(keys)) * self._cost > self._share.map_size:
-            return None
-        places = self._space.place(len(keys), table.padded, max(map(len, symbols), default=0))
+        symbol = max(map(len, symbols), default=0)
+        places = self._held.space.place(len(keys), table.padded, symbol)
         if places is None:
             return None
         whole = WriteRun(
@@ -187,40 +188,28 @@ class NvmeTier:
         their ids are free again and nothing was stored. Runs placed before a reset fail so.
         """
         self._open()
-        if not all(self._space.is_placed(run.file, run.offset) for run in runs):
+        if not all(self._held.space.is_placed(run.file, run.offset) for run in runs):
             raise MisuseError("a run was committed that is not placed")
-        stale = any(run.epoch != self.epoch for run in runs)
-        puts: list[Put] = []
-        at = 0
-        now = time.time()
-        for run in runs:
-            mine = written[at : at + len(run.keys)]
-            at += len(run.keys)
-            kept: list[Record] = []
-            if not stale:
-                for one, entry in zip(
-                    run.records, entries(run, mine, self._number, now), strict=True
-                ):
-                    if entry is not None:
-                        kept.append(entry)
-                        puts.append((run.group, one, entry))
-                        self._tables[run.group].fill(one, entry)
-            self._space.fill(
-                run.file, run.offset, run.passport_bytes, [(r.offset, r.width) for r in kept]
-            )
-        return self._changes.put(puts, "reset" if stale else "")
+        if any(run.epoch != self.epoch for run in runs):
+            self.abandon(runs)
+            return self._changes.put([], "reset")
+        return self._changes.put(self._held.take(runs, written, time.time()))
 
     def abandon(self, runs: Iterable[WriteRun]) -> None:
         """Give placed runs back; nothing was stored."""
         for run in runs:
-            self._space.abandon(run.file, run.offset)
+            self._held.space.abandon(run.file, run.offset)
+
+    def failed(self, error: str) -> None:
+        """Hear that the device did not take a write: nothing more is placed for a while."""
+        self._changes.block(error)
 
     def read_runs(self, group: int, records: Sequence[int]) -> tuple[ReadRun, ...]:
         """The runs to read for these records, in the order given; those side by side are joined.
 
         Raises MisuseError for an id that holds no record.
         """
-        table = self._tables[group]
+        table = self._held.tables[group]
         for one in records:
             if not table.holds(one):
                 raise MisuseError(f"record {one} of group {group} holds nothing")
@@ -233,12 +222,11 @@ class NvmeTier:
         are passed over.
         """
         self._open()
-        return self._changes.delete(self._forget(group, records), told=True)
+        return self._changes.delete(self._held.forget(group, records, self.epoch), told=True)
 
     def touch(self, group: int, records: Iterable[int], now: float) -> None:
         """Note a use at ``now`` (seconds since 1970). Durable within about ten seconds, lazily."""
-        table = self._tables[group]
-        self._catalogue.touch([self._id(group, one) for one in records if table.holds(one)], now)
+        self._catalogue.touch(self._held.ids(group, records, self.epoch), now)
 
     def reclaim(self, nbytes: int) -> bool:
         """Delete the least recently used records of other namespaces, ``nbytes`` of them or more.
@@ -246,23 +234,14 @@ class NvmeTier:
         True if any were; their space comes with a later ``poll``.
         """
         self._open()
-        gone: list[Gone] = []
-        while self._others and nbytes > 0:
-            gone.append(self._others.pop())
-            nbytes -= gone[-1][1][3]
+        gone = self._held.reclaim(nbytes)
         self._changes.delete(gone)
         return bool(gone)
 
     def poll(self) -> list[CatalogueDone]:
         """Commits and deletes that are done. Space of durable deletes is free from here on."""
         out = self._changes.poll()
-        for group, one, entry in out.failed:
-            # Unless it was deleted in the meantime: then the delete gives the space back.
-            if self._tables[group].holds(one) and self._tables[group].place(one) == place_of(entry):
-                self._tables[group].clear(one)
-                self._space.release(*place_of(entry))
-        for place in out.freed:
-            self._space.release(*place)
+        self._held.hear(out)
         if out.stored or out.freed or out.failed:
             self._metrics.add("nvme_stored_records_total", out.stored)
             self._metrics.add("nvme_deleted_records_total", len(out.freed))
@@ -287,26 +266,27 @@ class NvmeTier:
             epochs.write(self.directory, new)
         except OSError as error:
             raise StorageError(f"cannot write EPOCHS in {self.directory}: {error}") from error
+        old = self.epoch
         self.epoch += 1
         self._spaces[self.namespace] = self._number, self.epoch
         self._changes.owe_meta(record.encode_space(self.namespace, self._number, self.epoch))
         self._changes.flush(PATIENCE)
-        for group, table in enumerate(self._tables):
-            self._changes.delete(self._forget(group, table.ids().tolist(), self.epoch - 1))
+        for group, table in enumerate(self._held.tables):
+            self._changes.delete(self._held.forget(group, table.ids().tolist(), old))
         self._recovered = []
         return self.epoch
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the extents that somebody has: records, passports, runs in flight."""
-        return self._space.extents.allocated_bytes
+        return self._held.space.extents.allocated_bytes
 
     def stats(self) -> dict[str, int]:
         """Records, and bytes used, free inside of the extents, of the extents, of the catalogue."""
-        extents = self._space.extents
+        extents = self._held.space.extents
         return {
-            "records": sum(map(len, self._tables)),
-            "other_records": len(self._others),
+            "records": len(self._held),
+            "other_records": self._held.others,
             "used_bytes": extents.allocated_bytes,
             "free_bytes": extents.free_bytes,
             "extent_bytes": extents.total_bytes,
@@ -317,11 +297,11 @@ class NvmeTier:
         }
 
     def close(self) -> None:
-        """Commit what is queued and leave the directory clean. Twice is fine; raises no OSError."""
+        """Commit what is queued and leave the directory clean. Twice is fine; no OSError."""
         if self._closed:
             return
         self._closed = True
-        self._space.close()
+        self._held.space.close()
         try:
             last = self._catalogue.close()
             self.poll()
@@ -333,45 +313,11 @@ class NvmeTier:
 
     def check(self) -> None:
         """Test the invariants. Raises AssertionError naming the one that is broken."""
-        self._space.check()
-        for table in self._tables:
-            table.check()
+        self._held.check(self._changes.deleting())
         self._catalogue.check()
-        places = [t.place(one) for t in self._tables for one in t.ids().tolist()]
-        places += [place for _, place in self._others]
-        places += self._changes.deleting()
-        assert len(set(places)) == len(places) == self._space.live, "nvme 1, 3"
-        assert self._space.extents.total_bytes <= self._share.payload, "nvme 2"
-        assert physical_bytes(self.directory) <= self._share.quota, "nvme 2"
+        assert self._held.space.extents.total_bytes <= self._share.payload, "nvme 1"
+        assert physical_bytes(self.directory) <= self._share.quota, "nvme 1"
 
     def _open(self) -> None:
         if self._closed:
             raise ClosedError("the NVMe tier has been closed")
-
-    def _register(self) -> tuple[int, int]:
-        """The number and epoch of our namespace; EPOCHS knows it before any record of it exists."""
-        if self.namespace not in self._spaces:
-            number = 1 + max((number for number, _ in self._spaces.values()), default=0)
-            self._spaces[self.namespace] = number, 0
-        number, epoch = self._spaces[self.namespace]
-        known = {name: epoch for name, (_, epoch) in self._spaces.items()}
-        if epochs.read(self.directory) != known:
-            try:
-                epochs.write(self.directory, known)
-            except OSError as error:
-                self._changes.block(f"cannot write EPOCHS: {error.strerror}", FOR_EVER)
-        self._changes.owe_meta(record.encode_space(self.namespace, number, epoch))
-        return number, epoch
-
-    def _id(self, group: int, one: int, epoch: int | None = None) -> bytes:
-        key = self._tables[group].key(one)
-        return record.record_id(self._number, self.epoch if epoch is None else epoch, group, key)
-
-    def _forget(self, group: int, records: Iterable[int], epoch: int | None = None) -> list[Gone]:
-        table = self._tables[group]
-        gone: list[Gone] = []
-        for one in records:
-            if table.holds(one):
-                gone.append((self._id(group, one, epoch), table.place(one)))
-                table.clear(one)
-        return gone
