@@ -21,7 +21,7 @@ from kvstrata.core.model import KVModel
 from kvstrata.store.placement import Placement, Refs
 from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints
-from kvstrata.tiers.nvme.tier import NvmeTier
+from kvstrata.tiers.records import RecordTier
 from kvstrata.transfer.move import Completion, Done, Executor, Move, Priority, Ticket
 
 log = logging.getLogger("kvstrata")
@@ -68,7 +68,7 @@ class Control:
         placement: Placement,
         executor: Executor,
         dram: Tier,
-        nvme: NvmeTier | None,
+        nvme: RecordTier | None,
         clock: Clock,
         metrics: Metrics,
     ) -> None:

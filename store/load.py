@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvstrata.prefix_index.hybrid import usable_prefix
-from kvstrata.prefix_index.lease import Lease
 from kvstrata.store.control import Control, where
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Mask, Refs
 from kvstrata.store.promote import promote
 from kvstrata.tiers.ledger import Ints, State
@@ -20,8 +20,8 @@ class LoadJob:
     2. ``n`` never grows; when a block is lost it falls to the most that can still be had.
     3. The completion comes after the last copy into the engine's blocks has ended.
 
-    The lease covers the path; its head is let go as blocks arrive, so that a prefix larger than DRAM
-    passes through it in waves.
+    The path is held; blocks are let go as they arrive, so that a prefix larger than DRAM passes
+    through it in waves.
     """
 
     def __init__(
@@ -29,7 +29,6 @@ class LoadJob:
         control: Control,
         ticket: Ticket,
         refs: Refs,
-        lease: Lease,
         blocks: dict[int, Ints],
         ready: ReadyEvent | None,
         deadline: float | None,
@@ -39,7 +38,7 @@ class LoadJob:
         self._control = control
         self._epoch = control.epoch
         self._refs = refs
-        self._lease = lease
+        self._hold = Hold(control.placement, refs)
         self._blocks = blocks
         self._ready = ready
         self._requested = self._n = len(refs)
@@ -48,8 +47,6 @@ class LoadJob:
         self._flying: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]
         self._over = False
         self._reason = ""
-        self._let_go = 0
-        self._verified = 0
 
     def step(self) -> bool:
         if self._over or self._stale():
@@ -59,7 +56,7 @@ class LoadJob:
             wanted = self._wanted(group, read)
             if len(wanted):
                 moved |= self._serve(group, wanted)
-        self._let_head_go()
+        self._let_go()
         return moved
 
     def completion(self) -> Completion | None:
@@ -82,10 +79,7 @@ class LoadJob:
         self._n = min(self._n, usable_prefix(arriving, self._control.placement.specs))
 
     def close(self) -> None:
-        held = self._lease.held  # those let go earlier may name other blocks by now
-        self._lease.release()
-        if not self._stale():
-            self._control.placement.prune(held)
+        self._hold.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -182,16 +176,15 @@ class LoadJob:
             mask & (self._blocks[group][: len(mask)] >= 0) for group, mask in enumerate(readable)
         ]
 
-    def _let_head_go(self) -> None:
-        """Release the leading blocks that have arrived, or that nobody reads."""
-        arrived = np.ones(len(self._refs), np.bool_)
+    def _let_go(self) -> None:
+        """Hold no longer what has arrived in every group that reads it."""
+        arrived = np.zeros(len(self._refs), np.bool_)
+        unread = np.ones(len(self._refs), np.bool_)
+        open_ = np.zeros(len(self._refs), np.bool_)
         for group, read in enumerate(self._control.placement.read_ranges(self._n)):
-            arrived[read.start : read.stop] &= self._done[group][read.start : read.stop]
-        # Shrinking n could make a window read older blocks again, so only full paths are let go
-        # early; with windows in play the lease stays until the end.
-        if any(read.start for read in self._control.placement.read_ranges(self._n)):
-            return
-        head = len(arrived) if arrived.all() else int(arrived.argmin())
-        if head > self._let_go:
-            self._lease.release_head(head - self._let_go)
-            self._let_go = head
+            at = slice(read.start, read.stop)
+            unread[at] = False
+            arrived[at] |= self._done[group][at]
+            open_[at] |= ~self._done[group][at]
+        # A block that no group reads now may be read after all if n falls: it is held to the end.
+        self._hold.let_go(arrived & ~open_ & ~unread)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvstrata.prefix_index.lease import Lease
 from kvstrata.store.control import Control
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.store.promote import promote
 from kvstrata.tiers.ledger import State
@@ -24,7 +24,6 @@ class PrefetchJob:
         control: Control,
         ticket: Ticket,
         refs: Refs,
-        lease: Lease,
         deadline: float | None,
     ) -> None:
         self.ticket = ticket
@@ -32,7 +31,7 @@ class PrefetchJob:
         self._control = control
         self._epoch = control.epoch
         self._refs = refs
-        self._lease = lease
+        self._hold = Hold(control.placement, refs)
         self._asked = False
         self._reason = ""
 
@@ -76,7 +75,4 @@ class PrefetchJob:
         self._asked, self._reason = True, reason
 
     def close(self) -> None:
-        held = self._lease.held
-        self._lease.release()
-        if self._epoch == self._control.epoch:
-            self._control.placement.prune(held)
+        self._hold.close()

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.placement import Placement
-from kvstrata.tiers.nvme.tier import Recovered
+from kvstrata.tiers.records import Recovered
 
 
 def adopt(placement: Placement, records: list[Recovered]) -> None:

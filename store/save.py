@@ -8,6 +8,7 @@ import numpy as np
 
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.control import Control, where
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Mask, Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.transfer.move import Completion, Done, Priority, ReadyEvent, Ticket
@@ -18,7 +19,8 @@ class SaveJob:
 
     1. A block is copied at most once, and published only if its copy is whole.
     2. The engine's blocks are read by nobody once the completion is out: it lists them as freed.
-    3. Blocks of the path stay in the index and in their tier while the job lasts.
+    3. A block stays in the index and in its tier while the job lasts, but for one that is safe
+       below when room is needed: so a prefix larger than DRAM passes through it in waves.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class SaveJob:
         self._start = start
         self._ready = ready
         self._on_stored = on_stored
-        self._lease = control.placement.index.leases.lease(refs)
+        self._hold = Hold(control.placement, refs)
         placement = control.placement
         tail = refs[start:]
         self._open: list[Mask] = []
@@ -67,6 +69,7 @@ class SaveJob:
             self._control.make_room([len(w) for w in wanted])
         for group, positions in enumerate(wanted):
             moved |= self._send(group, positions)
+        self._let_sink()
         return moved
 
     def completion(self) -> Completion | None:
@@ -96,16 +99,24 @@ class SaveJob:
                 self._reason = self._reason or reason
 
     def close(self) -> None:
-        held = self._lease.held
-        self._lease.release()
         if not self._stale():
             self._control.placement.touch(self._refs)
-            self._control.placement.prune(held)
+        self._hold.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _stale(self) -> bool:
         return self._epoch != self._control.epoch
+
+    def _let_sink(self) -> None:
+        """Hold no longer what is safe below: room for the rest may have to come from there."""
+        below = self._control.placement.nvme
+        if below is None or not any(mask.any() for mask in self._open):
+            return
+        safe = np.zeros(len(self._refs), np.bool_)
+        safe[self._start :] = ~np.logical_or.reduce([*self._open, *self._flying]) & ~self._failed
+        safe &= self._control.placement.dram.covers(self._refs, below)
+        self._hold.let_go(safe & below.holds(self._refs))
 
     def _send(self, group: int, positions: Ints) -> bool:
         control = self._control

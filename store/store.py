@@ -28,10 +28,10 @@ from kvstrata.store.prefetch import PrefetchJob
 from kvstrata.store.reasons import reasons
 from kvstrata.store.recovery import adopt
 from kvstrata.store.save import SaveJob
-from kvstrata.store.swap import Swapped, TailIn, TailOut, finish
+from kvstrata.store.swap import Swapped, SwapIn, TailOut, finish
 from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints
-from kvstrata.tiers.nvme.tier import NvmeTier
+from kvstrata.tiers.records import RecordTier
 from kvstrata.transfer.move import Completion, Executor, ReadyEvent, Ticket
 
 _REQUESTS_REMEMBERED = 1024
@@ -59,7 +59,7 @@ class Store:
         *,
         hbm: Any,
         dram: Tier,
-        nvme: NvmeTier | None,
+        nvme: RecordTier | None,
         admission: Admission,
         clock: Clock,
         bell: Bell,
@@ -182,16 +182,13 @@ class Store:
             refs = hit.refs
             if hit.epoch != self._control.epoch:
                 refs, ids = refs[:0], {group: got[:0] for group, got in ids.items()}
-            # The job's own lease first, then the hit's goes: at no time is a block unheld.
-            lease = self._placement.index.leases.lease(refs)
-            hit.lease.release()
             number = self._control.fresh_id()
             whole = all(mask.all() for mask in self._placement.dram.ready(refs)) and len(refs)
             ticket = Ticket(number, "load", number if whole else 0)
             timeout = self.config.transfer.timeout if deadline is None else deadline
-            job = LoadJob(
-                self._control, ticket, refs, lease, ids, ready, self._clock() + timeout
-            )
+            job = LoadJob(self._control, ticket, refs, ids, ready, self._clock() + timeout)
+            # The job holds the path before the hit lets go: at no time is a block unheld.
+            hit.lease.release()
             return self._control.start(job)
 
     def save(
@@ -219,11 +216,10 @@ class Store:
             symbols = self._symbols(prefix)
             path = self._placement.index.match(symbols)
             refs = path[: self._placement.usable(self._limit(path, max_tokens))]
-            lease = self._placement.index.leases.lease(refs)
             self._placement.touch(refs)
             ticket = Ticket(self._control.fresh_id(), "prefetch")
             deadline = self._clock() + self.config.transfer.timeout
-            return self._control.start(PrefetchJob(self._control, ticket, refs, lease, deadline))
+            return self._control.start(PrefetchJob(self._control, ticket, refs, deadline))
 
     def swap_out(self, sequence: Sequence, ready: ReadyEvent | None = None) -> Swapped:
         """Take a preempted sequence down, its partial last block included; asynchronous.
@@ -269,20 +265,10 @@ class Store:
             count = -(-swapped.num_tokens // self.model.block_size)
             ids = self._ids(blocks, count, count)
             swapped.over = True
-            whole = swapped.whole_blocks
-            path = self._placement.index.match(swapped.symbols)
-            if swapped.epoch != self._control.epoch:
-                path = path[:0]
-            n = self._placement.usable(path)
-            lease = self._placement.index.leases.lease(path[:n])
             ticket = Ticket(self._control.fresh_id(), "swap_in")
             timeout = self.config.transfer.timeout if deadline is None else deadline
-            load = LoadJob(
-                self._control, ticket, path[:n], lease,
-                {g: got[:n] for g, got in ids.items()}, ready, self._clock() + timeout,
-            )
-            tails = {g: int(got[whole]) for g, got in ids.items() if len(got) > whole}
-            return self._control.start(TailIn(self._control, load, swapped, tails, ready))
+            until = self._clock() + timeout
+            return self._control.start(SwapIn(self._control, ticket, until, swapped, ids, ready))
 
     def discard(self, swapped: Swapped) -> None:
         """Forget a swapped-out sequence that will not come back (it was aborted)."""

@@ -13,6 +13,7 @@ import numpy as np
 from kvstrata.prefix_index.lease import Lease
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.control import Control, Job
+from kvstrata.store.load import LoadJob
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.transfer.move import Completion, Done, Priority, ReadyEvent, Ticket
 
@@ -125,72 +126,103 @@ class TailOut:
             del self._swapped.tails[group]
 
 
-class TailIn:
-    """Copies the private slots back into the engine's blocks, around a load job."""
+class SwapIn:
+    """Brings a sequence back: its whole blocks by a load, its partial last block from private slots.
+
+    The load begins once the swap-out has ended, however early the engine changed its mind.
+    """
 
     def __init__(
-        self, control: Control, inner: Job, swapped: Swapped, tails: dict[int, int],
+        self,
+        control: Control,
+        ticket: Ticket,
+        deadline: float,
+        swapped: Swapped,
+        blocks: dict[int, Ints],
         ready: ReadyEvent | None,
     ) -> None:
-        self.ticket = inner.ticket
-        self.deadline = inner.deadline
+        """``blocks[g]``: the engine's blocks for all of the sequence, the partial last one included."""
+        self.ticket = ticket
+        self.deadline: float | None = deadline
         self._control = control
-        self._inner = inner
         self._swapped = swapped
-        self._tails = tails
+        self._blocks = blocks
         self._ready = ready
-        self._todo = swapped.tail_ready
-        self._whole = swapped.tail_ready or not swapped.num_tokens % control.model.block_size
-        self._flying = 0
+        self._load: LoadJob | None = None
+        self._tail_ok = not swapped.num_tokens % control.model.block_size
+        self._tail_flying = 0
         self._reason = ""
 
     def step(self) -> bool:
-        moved = self._inner.step()
-        if not self._todo or self._control.epoch != self._swapped.epoch:
-            return moved
-        self._todo = False
-        for group, taken in self._swapped.tails.items():
-            self._send(group, taken.slots)
+        if self._load is not None:
+            return self._load.step()
+        if self._reason or self._swapped.ticket.id in self._control.jobs:
+            return False
+        self._load = self._begin()
+        self._load.step()
         return True
 
     def completion(self) -> Completion | None:
-        inner = self._inner.completion()
-        if inner is None or self._flying:
+        control, swapped = self._control, self._swapped
+        inner = self._load.completion() if self._load is not None else None
+        if self._tail_flying or (inner is None and (self._load is not None or not self._reason)):
             return None
-        stale = self._control.epoch != self._swapped.epoch
-        needed = self._swapped.whole_blocks * self._control.model.block_size
-        whole = self._whole and inner.tokens == needed and not stale
-        return Completion(
-            self.ticket,
-            self._swapped.num_tokens if whole else inner.tokens,
-            self._swapped.num_tokens,
-            inner.reason or self._reason,
-        )
+        size = control.model.block_size
+        tokens = 0 if inner is None else inner.tokens
+        if self._tail_ok and tokens == swapped.whole_blocks * size and not self._stale():
+            tokens = swapped.num_tokens
+        reason = self._reason or (inner.reason if inner is not None else "")
+        if tokens < swapped.num_tokens:
+            reason = reason or ("reset" if self._stale() else "lost_below")
+        return Completion(self.ticket, tokens, swapped.num_tokens, reason)
 
     def give_up(self, reason: str) -> None:
-        if self._todo:
-            self._todo, self._whole, self._reason = False, False, reason
-        self._inner.give_up(reason)
+        if self._load is None:
+            self._reason = self._reason or reason
+        else:
+            self._load.give_up(reason)
 
     def close(self) -> None:
-        self._inner.close()
+        if self._load is not None:
+            self._load.close()
         finish(self._control, self._swapped)
 
-    def _send(self, group: int, slots: Ints) -> None:
+    def _stale(self) -> bool:
+        return self._control.epoch != self._swapped.epoch
+
+    def _begin(self) -> LoadJob:
+        control, swapped = self._control, self._swapped
+        # The blocks are looked up again: a ref kept since the swap-out may name another block now.
+        path = control.placement.index.match(swapped.symbols)
+        path = path[: 0 if self._stale() else control.placement.usable(path)]
+        if swapped.tail_ready and not self._stale():
+            for group, taken in swapped.tails.items():
+                self._send_tail(group, taken.slots)
+        blocks = {group: ids[: len(path)] for group, ids in self._blocks.items()}
+        return LoadJob(control, self.ticket, path, blocks, self._ready, self.deadline)
+
+    def _send_tail(self, group: int, slots: Ints) -> None:
         control = self._control
         ledger = control.placement.dram.ledgers[group]
         ledger.pin(slots)
-        self._flying += 1
+        self._tail_ok = True
+        self._tail_flying += 1
+        target = self._blocks[group][self._swapped.whole_blocks :][:1]
 
         def ended(done: Done) -> None:
-            self._flying -= 1
+            self._tail_flying -= 1
             ledger.unpin(slots)
-            self._whole &= bool(done.ok.all())
+            self._tail_ok &= bool(done.ok.all())
             self._reason = self._reason or done.error
 
         control.move(
-            "dram", "hbm", group, slots, np.array([self._tails[group]], np.int64),
-            Priority.DEMAND, ended,
+            "dram",
+            "hbm",
+            group,
+            slots,
+            target,
+            Priority.DEMAND,
+            ended,
             ready=self._ready,
             checksums=control.sums[group][slots],
             verify=np.ones(len(slots), np.bool_),

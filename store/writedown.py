@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kvstrata.prefix_index.hashing import KeyChain
-from kvstrata.prefix_index.lease import Lease
 from kvstrata.store.control import Control
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.tiers.nvme.run import WriteRun
@@ -27,7 +27,7 @@ class WriteDown:
         control: Control,
         group: int,
         refs: Refs,
-        lease: Lease,
+        hold: Hold,
         slots: Ints,
         taken: Reservation,
         runs: tuple[WriteRun, ...],
@@ -37,7 +37,7 @@ class WriteDown:
         self._epoch = control.epoch
         self._group = group
         self._refs = refs
-        self._lease = lease
+        self._hold = hold
         self._slots = slots
         self._taken = taken
         self._runs = runs
@@ -80,8 +80,8 @@ class WriteDown:
             shelf.ledgers[group].settle(taken, np.zeros(len(refs), np.bool_))
             return None
         dram.pin(slots)
-        lease = control.placement.index.leases.lease(refs)
-        write = cls(control, group, refs, lease, slots, taken, runs, landed)
+        hold = Hold(control.placement, refs)
+        write = cls(control, group, refs, hold, slots, taken, runs, landed)
         control.move(
             "dram", "nvme", group, slots, taken.slots, Priority.STORE, write._written, runs=runs
         )
@@ -112,9 +112,7 @@ class WriteDown:
                 "nvme_written_bytes_total",
                 int(ok.sum()) * control.model.groups[self._group].block_bytes(),
             )
-            held = self._lease.held
-            self._lease.release()
-            control.placement.prune(held)
+        self._hold.close()
         self._landed(self.nbytes)
 
 

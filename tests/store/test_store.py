@@ -1,0 +1,352 @@
+"""The Store over memory: what is saved comes back, in every tier, whatever the room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvstrata.core.errors import ClosedError, LayoutError, MisuseError
+from kvstrata.prefix_index.prefix import Prefix
+from kvstrata.store.answers import Sequence
+from kvstrata.testing.models import hybrid_model, tiny_model
+from kvstrata.testing.store import MemoryStore, memory_store
+
+
+def tokens(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1000, n).astype(np.int32)
+
+
+def fill(s: MemoryStore, blocks: np.ndarray, seed: int = 1) -> list[np.ndarray]:
+    """Random bytes in the engine's blocks; returns them."""
+    rng = np.random.default_rng(seed)
+    written = []
+    for rows in s.hbm.rows:
+        rows[blocks] = rng.integers(0, 256, (len(blocks), rows.shape[1]), np.uint8)
+        written.append(rows[blocks].copy())
+    return written
+
+
+def everywhere(s: MemoryStore, blocks: np.ndarray) -> dict[int, np.ndarray]:
+    return {group: blocks for group in range(len(s.hbm.rows))}
+
+
+def save(s: MemoryStore, prefix: Prefix, n: int, seed: int = 1) -> list[np.ndarray]:
+    blocks = np.arange(n)
+    written = fill(s, blocks, seed)
+    done = s.store.wait(s.store.save(prefix, everywhere(s, blocks)))
+    assert done is not None and done.tokens == done.requested
+    for rows in s.hbm.rows:
+        rows[:] = 0xEE
+    return written
+
+
+def load(s: MemoryStore, prefix: Prefix, base: int = 20) -> tuple[int, list[np.ndarray]]:
+    hit = s.store.lookup(prefix)
+    n = hit.tokens // s.store.model.block_size
+    blocks = base + np.arange(n)
+    done = s.store.wait(s.store.load(hit, everywhere(s, blocks)))
+    assert done is not None
+    got = done.tokens // s.store.model.block_size
+    return got, [rows[blocks[:got]] for rows in s.hbm.rows]
+
+
+@pytest.mark.parametrize("dram,nvme", [(16, 0), (16, 64), (2, 64), (1, 64)])
+def test_what_was_saved_is_loaded(dram: int, nvme: int) -> None:
+    s = memory_store(tiny_model(), dram=dram, nvme=nvme)
+    prefix = Prefix.from_tokens(tokens(50))
+    written = save(s, prefix, 12)
+    n, got = load(s, prefix)
+    assert n == 12
+    assert np.array_equal(got[0], written[0])
+    s.store.check()
+    assert s.store.stats().leases == 0
+    s.store.close()
+
+
+def test_hybrid_model_loads_every_group_or_none() -> None:
+    s = memory_store(hybrid_model(), dram=4, nvme=64)
+    prefix = Prefix.from_tokens(tokens(50))
+    written = save(s, prefix, 12)
+    n, got = load(s, prefix)
+    assert n == 12
+    assert np.array_equal(got[0], written[0]) and np.array_equal(got[2], written[2])
+    # The window of 6 tokens reads the last two blocks of four, and no others are touched.
+    assert np.array_equal(got[1][-2:], written[1][-2:])
+    assert (got[1][:-2] == 0xEE).all()
+    s.store.check()
+
+
+def test_match_has_no_side_effect_and_lookup_holds_a_lease() -> None:
+    s = memory_store(tiny_model())
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    before = s.store.stats()
+    for _ in range(3):
+        assert s.store.match(prefix).tokens == 16
+        assert s.store.match(prefix, max_tokens=15).tokens == 12
+    assert s.store.stats() == before
+    with s.store.lookup(prefix) as hit:
+        assert hit.tokens == 16 and s.store.stats().leases == 4
+    assert s.store.stats().leases == 0
+
+
+def test_a_lease_keeps_its_blocks_while_others_are_evicted() -> None:
+    s = memory_store(tiny_model(), dram=6)
+    first, second = Prefix.from_tokens(tokens(16, 1)), Prefix.from_tokens(tokens(24, 2))
+    written = save(s, first, 4, seed=7)
+    hit = s.store.lookup(first)
+    fill(s, np.arange(6))
+    done = s.store.wait(s.store.save(second, {0: np.arange(6)}))
+    assert done is not None and done.tokens == 8 and done.reason == "no_room"
+    s.store.wait(s.store.load(hit, {0: np.arange(30, 34)}))
+    assert np.array_equal(s.hbm.rows[0][30:34], written[0])
+    s.store.check()
+
+
+def test_salts_and_loras_do_not_share() -> None:
+    s = memory_store(tiny_model())
+    save(s, Prefix.from_tokens(tokens(16), salt=b"a"), 4)
+    assert s.store.match(Prefix.from_tokens(tokens(16), salt=b"a")).tokens == 16
+    for other in (
+        Prefix.from_tokens(tokens(16)),
+        Prefix.from_tokens(tokens(16), salt=b"b"),
+        Prefix.from_tokens(tokens(16), lora=b"a"),
+    ):
+        match = s.store.match(other)
+        assert match.tokens == 0
+        assert [r.why for r in match.reasons] == ["other_salt"]
+
+
+def test_reset_is_total_also_for_what_is_in_flight() -> None:
+    s = memory_store(tiny_model(), nvme=32, auto=False, held=True)
+    prefix = Prefix.from_tokens(tokens(16))
+    fill(s, np.arange(4))
+    ticket = s.store.save(prefix, {0: np.arange(4)})
+    s.store.reset()
+    s.executor.run_all()
+    done = s.store.wait(ticket)
+    assert done is not None and done.tokens == 0 and done.reason == "reset"
+    assert s.store.match(prefix).tokens == 0 and s.store.match(prefix).pending == 0
+    s.store.check()
+    assert s.store.stats().tiers["dram"]["empty"] == 16
+
+
+def test_reset_forgets_a_record_whose_commit_is_under_way() -> None:
+    s = memory_store(tiny_model(), nvme=32, held=True)
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    s.store.poll()
+    s.store.reset()
+    assert s.records is not None
+    s.records.settle()
+    s.store.poll()
+    assert s.store.match(prefix).tokens == 0
+    s.store.check()
+    again = memory_store(tiny_model(), nvme=32, survived=s.records)
+    assert again.store.match(prefix).tokens == 0
+
+
+def test_restart_finds_what_nvme_has() -> None:
+    s = memory_store(hybrid_model(), nvme=64, dram=4)
+    prefix = Prefix.from_tokens(tokens(50))
+    written = save(s, prefix, 12)
+    s.store.close()
+    again = memory_store(hybrid_model(), nvme=64, dram=4, survived=s.records)
+    assert again.store.match(prefix).by_tier["nvme"] == 48
+    n, got = load(again, prefix)
+    assert n == 12 and np.array_equal(got[0], written[0])
+    again.store.check()
+
+
+def test_damage_on_nvme_is_a_shorter_prefix_and_then_a_miss() -> None:
+    s = memory_store(tiny_model(), nvme=64, dram=16)
+    prefix = Prefix.from_tokens(tokens(50))
+    written = save(s, prefix, 12)
+    s.store.flush()
+    s.store.drop("dram")
+    assert s.records is not None
+    place = s.records.catalogue[0, 5][0]
+    s.records.disk[0, place][3] ^= 1
+    n, got = load(s, prefix)
+    assert n == 5 and np.array_equal(got[0], written[0][:5])
+    match = s.store.match(prefix)
+    assert match.tokens == 20
+    assert (match.reasons[0].first_block, match.reasons[0].why) == (5, "failed_check")
+    assert s.store.stats().metrics['failed_check_blocks_total{tier="nvme"}'] == 1
+    save(s, prefix, 12)  # recomputed and stored again: whole
+    assert s.store.match(prefix).tokens == 48
+    s.store.check()
+
+
+def test_damage_in_dram_is_found_by_the_sampled_check() -> None:
+    s = memory_store(tiny_model(), verify_one_in=1)
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    s.dram.rows[0][2] ^= 1
+    n, _ = load(s, prefix)
+    assert n == 2
+    assert s.store.match(prefix).tokens == 8
+    s.store.check()
+
+
+def test_demote_writes_only_when_dram_needs_the_room() -> None:
+    s = memory_store(tiny_model(), dram=4, nvme=64, write="demote")
+    first, second = Prefix.from_tokens(tokens(16, 1)), Prefix.from_tokens(tokens(16, 2))
+    a = save(s, first, 4, seed=1)
+    assert s.store.stats().tiers["nvme"]["ready"] == 0
+    b = save(s, second, 4, seed=2)
+    assert s.store.match(first).by_tier == {"dram": 0, "nvme": 16}
+    for prefix, written in ((first, a), (second, b), (first, a)):
+        n, got = load(s, prefix)
+        assert n == 4 and np.array_equal(got[0], written[0])
+    s.store.check()
+
+
+def test_nvme_evicts_the_least_recent_when_full() -> None:
+    s = memory_store(tiny_model(), dram=4, nvme=8)
+    prefixes = [Prefix.from_tokens(tokens(16, i)) for i in range(5)]
+    for i, prefix in enumerate(prefixes):
+        save(s, prefix, 4, seed=i)
+    assert [s.store.match(p).tokens for p in prefixes] == [0, 0, 0, 16, 16]
+    assert s.store.stats().blocks_indexed <= 12
+    s.store.check()
+
+
+def test_prefetch_brings_blocks_up() -> None:
+    s = memory_store(tiny_model(), nvme=64)
+    prefix = Prefix.from_tokens(tokens(32))
+    save(s, prefix, 8)
+    s.store.flush()
+    s.store.drop("dram")
+    assert s.store.match(prefix).by_tier == {"dram": 0, "nvme": 32}
+    done = s.store.wait(s.store.prefetch(prefix))
+    assert done is not None and done.tokens == 32
+    assert s.store.match(prefix).by_tier == {"dram": 32, "nvme": 0}
+    assert s.store.stats().leases == 0
+    s.store.check()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 30, 32])
+@pytest.mark.parametrize("model", [tiny_model(), hybrid_model()])
+def test_swap_is_token_exact(num_tokens: int, model: object) -> None:
+    s = memory_store(model, nvme=64)  # type: ignore[arg-type]
+    count = -(-num_tokens // 4)
+    blocks = np.arange(count)
+    written = fill(s, blocks)
+    sequence = Sequence(Prefix.from_tokens(tokens(num_tokens)), num_tokens, everywhere(s, blocks))
+    swapped = s.store.swap_out(sequence)
+    out = s.store.wait(swapped.ticket)
+    assert out is not None and out.tokens == num_tokens
+    assert {g: sorted(ids) for g, ids in out.freed.items()} == {
+        g: blocks.tolist() for g in range(len(s.hbm.rows))
+    }
+    for rows in s.hbm.rows:
+        rows[:] = 0
+    back = 30 + np.arange(count)
+    done = s.store.wait(s.store.swap_in(swapped, everywhere(s, back)))
+    assert done is not None and done.tokens == num_tokens
+    for group, rows in enumerate(s.hbm.rows):
+        read = s.store.model.groups[group].spec.blocks_read(num_tokens)
+        assert np.array_equal(rows[back][read.start :], written[group][read.start :])
+    s.store.check()
+    assert s.store.stats().tiers["dram"]["filling"] == 0
+    with pytest.raises(MisuseError, match="swapped in or discarded"):
+        s.store.swap_in(swapped, everywhere(s, back))
+
+
+def test_swapped_blocks_may_sink_but_not_vanish() -> None:
+    s = memory_store(tiny_model(), dram=9, nvme=16)
+    blocks = np.arange(8)
+    written = fill(s, blocks)
+    swapped = s.store.swap_out(Sequence(Prefix.from_tokens(tokens(30)), 30, {0: blocks}))
+    s.store.wait(swapped.ticket)
+    for seed in range(10, 20):
+        save(s, Prefix.from_tokens(tokens(16, seed)), 4, seed)
+    done = s.store.wait(s.store.swap_in(swapped, {0: 40 + blocks}))
+    assert done is not None and done.tokens == 30
+    assert np.array_equal(s.hbm.rows[0][40:48], written[0])
+    s.store.check()
+
+
+def test_discard_gives_everything_back() -> None:
+    s = memory_store(tiny_model())
+    swapped = s.store.swap_out(Sequence(Prefix.from_tokens(tokens(6)), 6, {0: [0, 1]}))
+    s.store.discard(swapped)
+    s.store.wait(swapped.ticket)
+    assert s.store.stats().tiers["dram"]["ready"] == 1  # the whole block stays cached
+    s.store.check()
+
+
+def test_deadline_ends_a_load_that_does_not_come() -> None:
+    s = memory_store(tiny_model(), nvme=32)
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    s.store.flush()
+    s.store.drop("dram")
+    s.executor.auto = False
+    ticket = s.store.load(s.store.lookup(prefix), {0: np.arange(4)}, deadline=5.0)
+    s.store.poll()
+    s.clock.now = 6.0
+    polled = s.store.poll()
+    assert [(c.ticket, c.tokens, c.reason) for c in polled.loaded] == [(ticket, 0, "deadline")]
+    assert polled.failed == polled.loaded
+    s.executor.run_all()
+    s.store.poll()
+    assert s.store.stats().leases == 0 and s.store.stats().moves_in_flight == 0
+    s.store.check()
+
+
+def test_misuse_is_one_clear_line_and_changes_nothing() -> None:
+    s = memory_store(tiny_model())
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    hit = s.store.lookup(prefix)
+    for blocks in ({0: [0, 1]}, {0: [0, 1, 2, 64]}, {0: [0, 1, 2, -2]}, {0: [0.5] * 4}, {1: [0]}, [0]):
+        with pytest.raises(LayoutError) as caught:
+            s.store.load(hit, blocks)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    hit.release()
+    with pytest.raises(MisuseError, match="released or loaded before"):
+        s.store.load(hit, {0: [0, 1, 2, 3]})
+    with pytest.raises(MisuseError, match=r"Prefix.from_tokens"):
+        s.store.match([1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="no tier"):
+        s.store.drop("tape")
+    s.store.check()
+    s.store.close()
+    s.store.close()
+    with pytest.raises(ClosedError):
+        s.store.match(prefix)
+
+
+def test_why_tells_each_missed_run() -> None:
+    s = memory_store(tiny_model(), dram=4)
+    prefix = Prefix.from_tokens(tokens(32))
+    save(s, Prefix.from_tokens(tokens(16)), 4)
+    s.store.lookup(prefix, request="r1").release()
+    assert [(r.first_block, r.blocks, r.why) for r in s.store.why("r1")] == [(4, 4, "never_stored")]
+    with pytest.raises(MisuseError):
+        s.store.why("r2")
+
+
+def test_in_flight_is_an_answer() -> None:
+    s = memory_store(tiny_model(), auto=False)
+    prefix = Prefix.from_tokens(tokens(16))
+    ticket = s.store.save(prefix, {0: np.arange(4)})
+    match = s.store.match(prefix)
+    assert (match.tokens, match.pending) == (0, 16)
+    assert match.reasons[0].why == "pending"
+    s.executor.run_all()
+    s.store.wait(ticket)
+    assert s.store.match(prefix).tokens == 16
+
+
+def test_failed_copy_is_never_published() -> None:
+    s = memory_store(tiny_model(), auto=False)
+    prefix = Prefix.from_tokens(tokens(16))
+    ticket = s.store.save(prefix, {0: np.arange(4)})
+    s.executor.run(0, fail="io: gone")
+    done = s.store.wait(ticket)
+    assert done is not None and (done.tokens, done.reason) == (0, "io: gone")
+    assert s.store.match(prefix).tokens == 0
+    assert s.store.stats().blocks_indexed == 0
+    s.store.check()
