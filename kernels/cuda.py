@@ -80,9 +80,10 @@ def _launch(
     stream = torch.cuda.current_stream(pages.device)
     with torch.cuda.device(pages.device), cupy.cuda.Device(pages.device.index or 0):
         segments, longest = _table(pages, layer)
-        # Tensors made here belong to the current stream, so the allocator will not hand their
-        # memory to later work before the launch that reads them.
-        ids = torch.from_numpy(np.stack([blocks, rows])).to(pages.device)
+        # Pinned, so that the host need not wait for it. Both copies belong to the current stream:
+        # the allocators hand their memory to nothing that could overtake the launch reading them.
+        ids = torch.from_numpy(np.stack([blocks, rows])).pin_memory()
+        ids = ids.to(pages.device, non_blocking=True)
         kernel = _function(pages, name)
         arguments = (
             segments.data_ptr(),

@@ -15,7 +15,7 @@ from kvstrata.kernels.pages import Pages
 
 @pytest.mark.parametrize("start", range(0, 400, 100))
 @pytest.mark.parametrize("threshold", [0, host.INDEXED_BELOW])
-def test_equals_the_reference(random_case, same, monkeypatch, start, threshold) -> None:  # type: ignore[no-untyped-def]
+def test_equals_the_reference(random_case, same, monkeypatch, start, threshold) -> None:
     # Threshold 0: never the indexed path, so both are held against the oracle.
     monkeypatch.setattr(host, "INDEXED_BELOW", threshold)
     monkeypatch.setattr(host, "STEP", 3000)
@@ -32,7 +32,7 @@ def test_equals_the_reference(random_case, same, monkeypatch, start, threshold) 
         assert same(case), f"scatter, seed {seed}"
 
 
-def test_duplicate_and_copy_rows(random_case) -> None:  # type: ignore[no-untyped-def]
+def test_duplicate_and_copy_rows(random_case) -> None:
     for seed in range(60):
         case = random_case(seed)
         half = case.pages.layout.num_blocks // 2

@@ -54,7 +54,7 @@ def _launch(kernels: Any, gather: bool, case: Any) -> None:
 
 
 @pytest.mark.parametrize("start", range(0, 600, 100))
-def test_equals_the_reference(kernels, random_case, same, start) -> None:  # type: ignore[no-untyped-def]
+def test_equals_the_reference(kernels, random_case, same, start) -> None:
     for seed in range(start, start + 100):
         case = random_case(seed)
         ids = torch.from_numpy(case.blocks), torch.from_numpy(case.rows)

@@ -26,7 +26,7 @@ SPECS = {
 @pytest.mark.parametrize("element", ["fp32", "bf16", "fp8"])
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_byte_exact(house, layout: str, kind: str, element: str, gate: int) -> None:  # type: ignore[no-untyped-def]
+def test_byte_exact(house, layout: str, kind: str, element: str, gate: int) -> None:
     try:
         one = house(SPECS[kind](dtype(element)), layout)
     except LayoutError:
@@ -53,7 +53,7 @@ def test_byte_exact(house, layout: str, kind: str, element: str, gate: int) -> N
         one.engine.gate(gate, 0).check()
 
 
-def test_within_a_tier(house) -> None:  # type: ignore[no-untyped-def]
+def test_within_a_tier(house) -> None:
     one = house()
     want = [one.record(block) for block in (3, 1)]
     assert one.do("hbm", "hbm", [3, 1], [8, 9]).ok.all()
@@ -63,7 +63,7 @@ def test_within_a_tier(house) -> None:  # type: ignore[no-untyped-def]
     assert [one.row(slot) for slot in (10, 2)] == want
 
 
-def test_large_moves_are_cut_and_whole(house, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_large_moves_are_cut_and_whole(house, monkeypatch) -> None:
     monkeypatch.setattr("kvstrata.transfer.plan.SPLIT_ABOVE", 1)
     monkeypatch.setattr("kvstrata.transfer.engine.parts", _small_parts)
     one = house(threads=2)
@@ -79,7 +79,7 @@ def _small_parts(n: int, item: int, workers: int, most: int = 0) -> list[range]:
     return [range(i, min(i + 2, n)) for i in range(0, n, 2)]
 
 
-def test_typed_tensors_keep_their_values(house) -> None:  # type: ignore[no-untyped-def]
+def test_typed_tensors_keep_their_values(house) -> None:
     one = house()
     flat = one.hbm.flat(0)[0].view(torch.float32)
     flat.copy_(torch.arange(len(flat), dtype=torch.float32))
