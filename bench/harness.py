@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._shown = forced or self._stream.isatty()
         self._begun = time.monotonic()
+        self._drawn = 0.0
         self._length = 0
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._draw()
@@ -76,13 +79,20 @@ class Progress:
         self.label = self.label if label is None else label
         self._draw()
 
+    def at(self, done: int, total: int) -> None:
+        """`done` units of `total` are done: a callback for any thread, as often as it likes."""
+        with self._lock:
+            self.done, self.total = max(done, self.done), total
+            if done == total or time.monotonic() - self._drawn > 0.1:
+                self._draw()
+
     def _draw(self) -> None:
-        if not self._shown:
+        if not self._shown or not self.total:
             return
-        full = self.WIDTH * self.done // self.total if self.total else self.WIDTH
-        seconds = time.monotonic() - self._begun
+        full = self.WIDTH * self.done // self.total
+        self._drawn = time.monotonic()
         bar = "#" * full + "." * (self.WIDTH - full)
-        line = f"[{bar}] {self.done}/{self.total} {seconds:4.0f} s  {self.label}"
+        line = f"[{bar}] {self.done}/{self.total} {self._drawn - self._begun:4.0f} s  {self.label}"
         self._stream.write("\r" + line.ljust(self._length))
         self._stream.flush()
         self._length = len(line)

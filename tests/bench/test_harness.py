@@ -2,6 +2,7 @@
 
 import argparse
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -78,3 +79,13 @@ def test_a_bar_is_drawn_for_people_only() -> None:
     text = seen.getvalue()
     assert "0/2" in text and "1/2" in text and "2/2" in text and "3/2" not in text
     assert text.endswith("\r") and not text.split("\r")[-2].strip()
+
+
+def test_a_bar_takes_callbacks_from_threads() -> None:
+    seen = io.StringIO()
+    with Progress(0, "records", stream=seen, forced=True) as bar:
+        assert seen.getvalue() == ""
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda done: bar.at(done, 500), range(1, 501)))
+    assert bar.done == 500 and "500/500" in seen.getvalue()
+    assert seen.getvalue().count("\r") < 20
