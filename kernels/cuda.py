@@ -92,8 +92,17 @@ def _launch(
             packed.data_ptr(),
             np.int64(packed.stride(0)),
         )
-        with cupy.cuda.ExternalStream(stream.cuda_stream):
+        with _external(stream):
             kernel(grid(len(blocks), len(segments), longest), (THREADS,), arguments)
+
+
+def _external(stream: torch.cuda.Stream) -> Any:
+    """torch's stream as CuPy's current one; the protocol where both know it, else the pointer."""
+    import cupy
+
+    if hasattr(stream, "__cuda_stream__") and hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream)
 
 
 def _function(pages: Pages, name: str) -> Any:

@@ -62,57 +62,68 @@ def gather(
     pages: Pages, blocks: Ids, out: torch.Tensor, rows: Ids, layer: int | None = None
 ) -> None:
     """``out[rows[i]]`` becomes the record of ``blocks[i]``; see ``paged.gather``."""
-    for band in bands(pages, layer):
-        copy(band.of_rows(out), rows, band.of_pages(pages.layout.num_blocks), blocks)
+    cuts = breaks(rows, blocks)
+    for band, view in bands(pages, layer):
+        copy(band.of_rows(out), rows, view, blocks, cuts)
 
 
 def scatter(
     pages: Pages, blocks: Ids, source: torch.Tensor, rows: Ids, layer: int | None = None
 ) -> None:
     """Block ``blocks[i]`` becomes the record ``source[rows[i]]``; see ``paged.scatter``."""
-    for band in bands(pages, layer):
-        copy(band.of_pages(pages.layout.num_blocks), blocks, band.of_rows(source), rows)
+    cuts = breaks(blocks, rows)
+    for band, view in bands(pages, layer):
+        copy(view, blocks, band.of_rows(source), rows, cuts)
 
 
 def duplicate(pages: Pages, source: Ids, target: Ids) -> None:
     """Block ``target[i]`` becomes a copy of block ``source[i]``; no block may be in both."""
-    for band in bands(pages):
-        view = band.of_pages(pages.layout.num_blocks)
-        copy(view, target, view, source)
+    cuts = breaks(target, source)
+    for _, view in bands(pages):
+        copy(view, target, view, source, cuts)
 
 
 def copy_rows(target: torch.Tensor, to: Ids, source: torch.Tensor, rows: Ids) -> None:
     """``target[to[i]] = source[rows[i]]`` for uint8 rows of the same width."""
     width = source.shape[1]
     band = Band(0, 0, width, 1, width, 0, width)
-    copy(band.of_rows(target), to, band.of_rows(source), rows)
+    copy(band.of_rows(target), to, band.of_rows(source), rows, breaks(to, rows))
 
 
-def copy(target: NDArray[Any], to: Ids, source: NDArray[Any], rows: Ids) -> None:
+def breaks(to: Ids, rows: Ids) -> list[int]:
+    """Positions at which a new run begins, but for the first: one side does not count up by one."""
+    cuts: list[int] = (np.flatnonzero((np.diff(to) != 1) | (np.diff(rows) != 1)) + 1).tolist()
+    return cuts
+
+
+def copy(target: NDArray[Any], to: Ids, source: NDArray[Any], rows: Ids, cuts: list[int]) -> None:
     """``target[to[i]] = source[rows[i]]`` along the first axis; ``to`` must not repeat an id.
 
-    Both have the same shape but for the first axis. Releases the interpreter lock while it copies.
+    Both have the same shape but for the first axis; ``cuts`` is ``breaks(to, rows)``. Releases the
+    interpreter lock while it copies.
     """
     if not len(to):
         return
     if target.itemsize != source.itemsize:
         target, source = target.view(np.uint8), source.view(np.uint8)
     item = math.prod(target.shape[1:]) * target.itemsize
-    cuts = np.flatnonzero((np.diff(to) != 1) | (np.diff(rows) != 1)) + 1
-    if item * len(to) < INDEXED_BELOW * (len(cuts) + 1) and len(cuts):
+    if item * len(to) < INDEXED_BELOW * (len(cuts) + 1) and cuts:
         step = max(1, STEP // item)
         for i in range(0, len(to), step):
             target[to[i : i + step]] = source[rows[i : i + step]]
         return
-    for i, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(to)], strict=True):
+    for i, end in zip([0, *cuts], [*cuts, len(to)], strict=True):
         n, t, s = end - i, int(to[i]), int(rows[i])
         target[t : t + n] = source[s : s + n]
 
 
-def bands(pages: Pages, layer: int | None = None) -> tuple[Band, ...]:
-    """The fewest bands that cover the layer (or all), worked out once for these tensors."""
+def bands(pages: Pages, layer: int | None = None) -> tuple[tuple[Band, NDArray[Any]], ...]:
+    """The fewest bands that cover the layer (or all), each with its view of the pages.
+
+    Worked out once for these tensors.
+    """
     key = ("bands", layer)
-    found: tuple[Band, ...] | None = pages.memo.get(key)
+    found: tuple[tuple[Band, NDArray[Any]], ...] | None = pages.memo.get(key)
     if found is None:
         segments = pages.segments(layer)
         # Parts of a layer may differ in width, or lie apart by another step than layers do: then
@@ -122,7 +133,8 @@ def bands(pages: Pages, layer: int | None = None) -> tuple[Band, ...]:
             _bands(pages, [segments[part::period] for part in range(period)])
             for period in (1, parts)
         ]
-        found = min(ways, key=len)
+        blocks = pages.layout.num_blocks
+        found = tuple((band, band.of_pages(blocks)) for band in min(ways, key=len))
         pages.memo[key] = found
     return found
 

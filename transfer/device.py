@@ -95,8 +95,9 @@ class HostWorker:
     def load(
         self, arena: Arena, slots: Slots, pages: Pages, blocks: Slots, opened: Opened | None
     ) -> None:
+        cuts = list(arena.cut(slots))
         for layer in pages.layers if opened is not None else (None,):
-            for chunk, rows, positions in arena.cut(slots):
+            for chunk, rows, positions in cuts:
                 paged.scatter(pages, blocks[positions], chunk, rows, layer)
             if opened is not None and layer is not None:
                 opened(layer)

@@ -65,7 +65,7 @@ def test_equal_steps_are_one_band(name: str) -> None:
     group = KVGroup(tuple("abcdef"), FullAttention(16, 2, 64, dtype("bf16")))
     bands = host.bands(_pages(name, group, 8, slab=True))
     assert len(bands) == 1
-    assert sum(band.count * band.nbytes for band in bands) == group.block_bytes()
+    assert sum(band.count * band.nbytes for band, _ in bands) == group.block_bytes()
 
 
 def test_parts_of_two_widths_are_two_bands() -> None:
@@ -76,7 +76,7 @@ def test_parts_of_two_widths_are_two_bands() -> None:
 def test_a_layer_is_a_band_too() -> None:
     group = KVGroup(tuple("abc"), MLA(16, 576, dtype("bf16")))
     pages = _pages("packed", group, 8, slab=True)
-    assert [band.offset for layer in pages.layers for band in host.bands(pages, layer)] == [
+    assert [band.offset for layer in pages.layers for band, _ in host.bands(pages, layer)] == [
         layer * group.spec.block_bytes() for layer in range(3)
     ]
 
