@@ -22,7 +22,7 @@ from kvstrata.core.errors import ConfigError, LayoutError
 from kvstrata.core.layout import PAGE, padded
 from kvstrata.core.model import KVModel
 
-LOG = logging.getLogger("kvstrata.dram")
+log = logging.getLogger("kvstrata.dram")
 
 MAX_CHUNK = 64 << 30
 STEP = 8 << 20
@@ -178,7 +178,7 @@ class DramTier:
                 self._usable = max(self._usable, stop)
                 self._opened.set()
         except OSError as error:
-            LOG.warning("DRAM stays at %d of %d slots: %s", self._usable, self._final, error)
+            log.warning("DRAM stays at %d of %d slots: %s", self._usable, self._final, error)
         finally:
             self._opened.set()
 
@@ -218,7 +218,7 @@ def _reserve(nbytes: int) -> mmap.mmap:
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        LOG.debug("this kernel has no transparent huge pages")
+        log.debug("this kernel has no transparent huge pages")
     return memory
 
 
