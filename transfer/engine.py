@@ -73,11 +73,10 @@ class TransferEngine:
         self._backlog = [0] * len(Priority)
         self._gates: dict[tuple[int, int], tuple[LayerGate, set[int]]] = {}
         self._closed = False
-
-        def worker() -> Worker:
-            return make_worker(self._device)
-
-        self._lanes = {name: Lane(name, threads, worker) for name in ("out", "in", "local")}
+        self._lanes: dict[str, Lane[Worker]] = {
+            name: Lane(name, threads, lambda: make_worker(self._device))
+            for name in ("out", "in", "local")
+        }
         self._storage: Lane[Disk] = Lane("io", io_threads, lambda: Disk(self._extents()))
 
     def submit(self, moves: Sequence[Move]) -> None:
