@@ -1,1 +1,1 @@
-"""The vocabulary: values, identity, configuration. Standard library only; imports nothing of kvstrata above it."""
+"""The vocabulary: values, identity, configuration. Standard library only, and the ground floor."""

@@ -1,11 +1,12 @@
 """The errors of kvstrata.
 
-    KVStrataError                 everything we raise on purpose; its text is one line that says what to do
+    KVStrataError                 everything we raise on purpose; its text is one line that says
+    what to do
       MisuseError                 a call that can never be right (also a ValueError)
         ConfigError               a setting that is unknown, ill-typed or impossible
         LayoutError               tensors that contradict the given KVModel, block ids out of range
-      FingerprintError            bytes of another format version or another model where ours must be
-      DirectoryBusyError          the NVMe directory belongs to another Store
+      FingerprintError            bytes of another format version or another model where ours must
+      be DirectoryBusyError          the NVMe directory belongs to another Store
       StorageError                a directory that cannot be used at all, at open
       DeviceLostError             a device or rank that will not answer again
       ClosedError                 a call on something that has been closed (also a ValueError)

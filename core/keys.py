@@ -73,7 +73,5 @@ def block_key(parent: bytes, symbol: bytes) -> BlockKey:
     media ids belong to the block, or the engine's own 32-byte hash. Equal to
     ``digest(b"block", [parent, symbol])``, written as one join since it is the hot one.
     """
-    encoded = b"".join(
-        (_BLOCK_TAG, _KEY_LENGTH, parent, len(symbol).to_bytes(8, "little"), symbol)
-    )
+    encoded = b"".join((_BLOCK_TAG, _KEY_LENGTH, parent, len(symbol).to_bytes(8, "little"), symbol))
     return BlockKey(hashlib.sha256(encoded).digest())

@@ -27,9 +27,9 @@ def padded(nbytes: int) -> int:
 class Segment:
     """A piece of every block: ``nbytes`` at ``base + block_id * stride`` of one tensor.
 
-    ``tensor`` numbers the engine's tensors of the group in the order they were registered; ``layer``
-    is the layer that the piece belongs to (the gate it opens); ``offset`` is where it lies in the
-    record. All in bytes.
+    ``tensor`` numbers the engine's tensors of the group in the order they were registered;
+    ``layer`` is the layer that the piece belongs to (the gate it opens); ``offset`` is where it
+    lies in the record. All in bytes.
     """
 
     tensor: int
@@ -65,7 +65,8 @@ class PagedLayout:
 
 
 def part_per_tensor(group: KVGroup, num_blocks: int) -> PagedLayout:
-    """One tensor a layer and part, ``[num_blocks, part bytes]``: K and V apart (Transformers pool)."""
+    """One tensor a layer and part, ``[num_blocks, part bytes]``: K and V apart (Transformers
+    pool)."""
     segments: list[Segment] = []
     offset = tensor = 0
     for layer in range(len(group.layers)):
@@ -77,7 +78,8 @@ def part_per_tensor(group: KVGroup, num_blocks: int) -> PagedLayout:
 
 
 def parts_first(group: KVGroup, num_blocks: int) -> PagedLayout:
-    """One tensor a layer, ``[parts, num_blocks, part bytes]`` (FlashAttention's ``[2, blocks, ...]``).
+    """One tensor a layer, ``[parts, num_blocks, part bytes]`` (FlashAttention's ``[2, blocks,
+    ...]``).
 
     Raises LayoutError where the parts differ in size: such a tensor cannot exist.
     """
@@ -94,7 +96,8 @@ def parts_first(group: KVGroup, num_blocks: int) -> PagedLayout:
 
 
 def blocks_first(group: KVGroup, num_blocks: int) -> PagedLayout:
-    """One tensor a layer, ``[num_blocks, block bytes]``: K and V of a block side by side, or a latent."""
+    """One tensor a layer, ``[num_blocks, block bytes]``: K and V of a block side by side, or a
+    latent."""
     nbytes = group.spec.block_bytes()
     segments = [
         Segment(layer, layer, 0, nbytes, nbytes, layer * nbytes)
@@ -104,7 +107,8 @@ def blocks_first(group: KVGroup, num_blocks: int) -> PagedLayout:
 
 
 def packed(group: KVGroup, num_blocks: int) -> PagedLayout:
-    """One tensor for all layers, ``[num_blocks, record bytes]``: block-outermost, the fastest to move."""
+    """One tensor for all layers, ``[num_blocks, record bytes]``: block-outermost, the fastest to
+    move."""
     nbytes = group.spec.block_bytes()
     record = group.block_bytes()
     segments = [
@@ -123,7 +127,8 @@ LAYOUTS = {
 
 
 def check_tensors(layout: PagedLayout, sizes: Sequence[int]) -> None:
-    """Raise LayoutError unless every segment of every block lies inside tensors of so many bytes."""
+    """Raise LayoutError unless every segment of every block lies inside tensors of so many
+    bytes."""
     needed: dict[int, int] = {}
     for segment in layout.segments:
         end = segment.base + (layout.num_blocks - 1) * segment.stride + segment.nbytes

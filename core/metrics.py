@@ -1,7 +1,7 @@
 """Counters and gauges that answer questions, without a client library.
 
-Names follow Prometheus (``kvstrata_loaded_bytes_total{source="nvme"}``), so an engine's endpoint can
-print ``text()`` as it is.
+Names follow Prometheus (``kvstrata_loaded_bytes_total{source="nvme"}``), so an engine's endpoint
+can print ``text()`` as it is.
 """
 
 from __future__ import annotations

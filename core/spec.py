@@ -140,7 +140,8 @@ class SlidingWindow(FullAttention):
 
 @dataclass(frozen=True, slots=True)
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one row a token, all heads share it.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one row a token, all heads
+    share it.
 
     ``latent_dim`` counts the compressed latent and the rotary part together (512 + 64 = 576).
     """

@@ -107,6 +107,27 @@ class Polled:
     freed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
+def polled(completions: list[Completion]) -> Polled:
+    """Sort completions by kind."""
+
+    def of(kind: str) -> tuple[Completion, ...]:
+        return tuple(c for c in completions if c.ticket.kind == kind)
+
+    freed: dict[int, tuple[int, ...]] = {}
+    for completion in completions:
+        for group, ids in completion.freed.items():
+            freed[group] = freed.get(group, ()) + ids
+    return Polled(
+        loaded=of("load"),
+        saved=of("save"),
+        prefetched=of("prefetch"),
+        swapped_out=of("swap_out"),
+        swapped_in=of("swap_in"),
+        failed=tuple(c for c in completions if c.tokens < c.requested),
+        freed=freed,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The Store in numbers. ``tiers`` maps a tier to its slots by state, all groups together."""

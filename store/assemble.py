@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ def open_store(
 
     ``config`` is a StoreConfig or the path of a TOML file; None takes the defaults (DRAM only).
     ``device`` is where the engine's KV lives (``"cuda:0"``; ``"cpu"`` stands in where there is no
-    GPU). ``hbm`` is an HbmTier made before, as ``HbmTier.allocate`` does; else tensors are told with
-    ``Store.register``.
+    GPU). ``hbm`` is an HbmTier made before, as ``HbmTier.allocate`` does; else tensors are told
+    with ``Store.register``.
 
     Raises ConfigError for settings that cannot work, StorageError or DirectoryBusyError for an NVMe
     directory that cannot be used; nothing stays open then.
@@ -80,6 +81,7 @@ def open_store(
             nvme=nvme,
             admission=ADMISSION[config.policy.admission](),
             clock=clock,
+            wall=time.time,
             bell=bell,
             metrics=metrics,
         )

@@ -20,14 +20,15 @@ from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
 from kvstrata.store.placement import Placement, Refs
 from kvstrata.tiers.base import Tier
-from kvstrata.tiers.ledger import Ints
+from kvstrata.tiers.ledger import Ints, State
 from kvstrata.tiers.records import RecordTier
 from kvstrata.transfer.move import Completion, Done, Executor, Move, Priority, Ticket
 
 log = logging.getLogger("kvstrata")
 
 _RESULTS_KEPT = 1 << 16
-"""Completions that nobody fetched; beyond them the oldest goes, or a caller that never polls leaks."""
+"""Completions that nobody fetched; beyond them the oldest goes, or a caller that never polls
+leaks."""
 
 
 class Job(Protocol):
@@ -263,7 +264,9 @@ class Control:
         assert not (self.jobs.keys() & self.results.keys()), "2: a job has completed twice"
         if not self.jobs and not self.in_flight:
             for shelf in self.placement.shelves:
-                assert all(x.count(1) == 0 for x in shelf.ledgers), "1: FILLING with no Move"
+                assert all(x.count(State.FILLING) == 0 for x in shelf.ledgers), (
+                    "1: FILLING with no Move"
+                )
 
 
 def where(mask: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -139,7 +139,13 @@ class LoadJob:
                 self._lose(int(bad[0]), "failed_check" if done.error == "checksum" else done.error)
 
         control.move(
-            "dram", "hbm", group, slots, self._blocks[group][positions], Priority.DEMAND, ended,
+            "dram",
+            "hbm",
+            group,
+            slots,
+            self._blocks[group][positions],
+            Priority.DEMAND,
+            ended,
             ready=self._ready,
             gate=self.ticket.gate,
             checksums=control.sums[group][slots],

@@ -20,7 +20,8 @@ from kvstrata.store.writedown import WriteDown
 from kvstrata.tiers.ledger import runs_of
 
 _IN_FLIGHT = 64 << 20
-"""Bytes under way to the disk at once: enough to keep it busy, little enough for loads to overtake."""
+"""Bytes under way to the disk at once: enough to keep it busy, little enough for loads to
+overtake."""
 _QUEUED = 4096
 """Requests waiting; beyond them the oldest is dropped (its blocks may still sink on demand)."""
 
@@ -178,7 +179,8 @@ class Lowering:
         return shelf.ledgers[group].free >= n
 
     def _no_room(self) -> bool:
-        """The disk has no space for the next run: evict for it. True if there is nothing to wait for."""
+        """The disk has no space for the next run: evict for it. True if there is nothing to wait
+        for."""
         control = self._control
         nvme = control.nvme
         assert nvme is not None

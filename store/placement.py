@@ -140,6 +140,11 @@ class Placement:
             dram = blocks - nvme
         return {"dram": dram, **({} if self.nvme is None else {"nvme": nvme})}
 
+    def records(self, refs: Refs) -> list[Ints]:
+        """For each group, the NVMe records of those refs that have one."""
+        assert self.nvme is not None
+        return [ledger.slots(refs[ledger.ready(refs)]) for ledger in self.nvme.ledgers]
+
     # -- using -----------------------------------------------------------------------------------
 
     def touch(self, path: Refs) -> None:

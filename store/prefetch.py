@@ -13,7 +13,8 @@ from kvstrata.transfer.move import Completion, Priority, Ticket
 
 
 class PrefetchJob:
-    """Brings the blocks that a resume at the end of the path reads into DRAM, the leading ones first.
+    """Brings the blocks that a resume at the end of the path reads into DRAM, the leading ones
+    first.
 
     It takes free slots and those of less valuable blocks, never a second round: what does not fit
     now stays below.

@@ -63,9 +63,7 @@ def _read(
             _drop_damaged(control, bad, done.error)
         control.delete_records(group, doomed)
 
-    control.move(
-        "nvme", "dram", group, records, taken.slots, priority, ended, runs=(run,)
-    )
+    control.move("nvme", "dram", group, records, taken.slots, priority, ended, runs=(run,))
 
 
 def _drop_damaged(control: Control, refs: Refs, error: str) -> None:

@@ -38,7 +38,7 @@ def _indexed(placement: Placement, tail: Refs, first: int) -> list[Reason]:
     kinds[filling] = 1
     kinds[damaged] = 2
     kinds[readable] = 3
-    found = []
+    found: list[Reason] = []
     for kind, name in enumerate(names):
         runs = runs_of(np.flatnonzero(kinds == kind))
         found.extend(Reason(first + start, stop - start, name) for start, stop in runs)

@@ -11,12 +11,12 @@ from kvstrata.store.placement import Placement
 from kvstrata.tiers.records import Recovered
 
 
-def adopt(placement: Placement, records: list[Recovered]) -> None:
+def adopt(placement: Placement, records: list[Recovered]) -> dict[int, list[int]]:
     """Put recovered records into the index and the NVMe shelf, oldest used first.
 
     Records come with their parent's key; those whose parents are all there become paths again. A
-    record whose parent is gone is left out of the index (and is deleted by whoever needs room): no
-    prefix could reach it.
+    record whose parent is gone could be reached by no prefix: those are returned, by group, for the
+    caller to delete.
     """
     shelf = placement.nvme
     assert shelf is not None
@@ -24,6 +24,7 @@ def adopt(placement: Placement, records: list[Recovered]) -> None:
     """Key of a block -> its ref, filled from the roots downwards."""
     refs: dict[int, list[int]] = defaultdict(list)
     slots: dict[int, list[int]] = defaultdict(list)
+    orphans: dict[int, list[int]] = defaultdict(list)
     used: dict[int, float] = {}
     for record in sorted(records, key=lambda r: r.depth):
         ref = by_key.get(record.key)
@@ -33,6 +34,7 @@ def adopt(placement: Placement, records: list[Recovered]) -> None:
             else:
                 parent = by_key.get(record.parent, -1)
                 if parent < 0:
+                    orphans[record.group].append(record.record)
                     continue
             symbols = Symbols(record.root, len(record.symbol), record.symbol)
             ref = int(placement.index.extend(parent, symbols)[0])
@@ -46,3 +48,4 @@ def adopt(placement: Placement, records: list[Recovered]) -> None:
     # Head more recent than tail among blocks of one use: add() takes the head first.
     order = sorted(used, key=lambda ref: (-used[ref], depth[ref]))
     shelf.eviction.add(order)
+    return orphans

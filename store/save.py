@@ -133,7 +133,12 @@ class SaveJob:
         self._open[group][positions] = False
         self._flying[group][positions] = True
         control.move(
-            "hbm", "dram", group, self._blocks[group][positions], taken.slots, Priority.STORE,
+            "hbm",
+            "dram",
+            group,
+            self._blocks[group][positions],
+            taken.slots,
+            Priority.STORE,
             lambda done: self._ended(group, positions, refs, taken, done),
             ready=self._ready,
             wants_checksums=True,

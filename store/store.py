@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from typing import Any, cast
 
@@ -13,28 +11,28 @@ import numpy as np
 from kvstrata.core.clock import Bell, Clock
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.errors import ClosedError, LayoutError, MisuseError
-from kvstrata.core.keys import root_key
 from kvstrata.core.layout import PagedLayout
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
 from kvstrata.prefix_index.prefix import Prefix, Symbols
-from kvstrata.store.answers import Blocks, Hit, Match, Polled, Reason, Sequence, Stats
+from kvstrata.store.answers import Blocks, Hit, Match, Polled, Reason, Sequence, Stats, polled
 from kvstrata.store.control import Control
 from kvstrata.store.load import LoadJob
+from kvstrata.store.looking import Looking, block_ids
+from kvstrata.store.lookups import Lookups
 from kvstrata.store.lower import Lowering
-from kvstrata.store.placement import Placement, Refs
+from kvstrata.store.placement import Placement
 from kvstrata.store.policy.base import Admission
 from kvstrata.store.prefetch import PrefetchJob
-from kvstrata.store.reasons import reasons
 from kvstrata.store.recovery import adopt
 from kvstrata.store.save import SaveJob
-from kvstrata.store.swap import Swapped, SwapIn, TailOut, finish
+from kvstrata.store.swap import SwapIn, Swapped, TailOut, finish
+from kvstrata.store.waiting import Waiting
 from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints
 from kvstrata.tiers.records import RecordTier
 from kvstrata.transfer.move import Completion, Executor, ReadyEvent, Ticket
 
-_REQUESTS_REMEMBERED = 1024
 _CLOSE_SECONDS = 60.0
 
 
@@ -46,8 +44,8 @@ class Store:
     3. Every ticket has exactly one Completion, from ``poll`` or from ``wait``.
     4. After ``reset`` returned no older block is loaded, nor published by a copy in flight.
 
-    Any thread may call any method: one lock, never held over I/O or a copy (``reset``, ``close`` and
-    opening wait for the disk). A miss, a full tier and a damaged record are answers.
+    Any thread may call any method: one lock, never held over I/O or a copy (``reset``, ``close``
+    and opening wait for the disk). A miss, a full tier and a damaged record are answers.
     """
 
     def __init__(
@@ -62,10 +60,14 @@ class Store:
         nvme: RecordTier | None,
         admission: Admission,
         clock: Clock,
+        wall: Clock,
         bell: Bell,
         metrics: Metrics,
     ) -> None:
-        """For ``open_store``. ``hbm`` has ``register``, ``capacity`` and ``close``."""
+        """For ``open_store``. ``hbm`` has ``register``, ``capacity`` and ``close``.
+
+        ``clock`` is monotonic and times deadlines; ``wall`` is what last uses are remembered by.
+        """
         self.config = config
         self.model = model
         self.metrics = metrics
@@ -75,15 +77,16 @@ class Store:
         self._dram = dram
         self._nvme = nvme
         self._clock = clock
-        self._bell = bell
         self._lock = threading.RLock()
         self._closed = False
-        self._namespace = model.namespace()
-        self._requests: OrderedDict[str, Match] = OrderedDict()
+        self._looking = Looking(model, placement, lambda: 0 if nvme is None else nvme.epoch)
+        self._lookups = Lookups(placement, nvme, wall, metrics)
         self._control = Control(config, model, placement, executor, dram, nvme, clock, metrics)
+        self._waiting = Waiting(self._control, self._lock, bell, clock)
         self._lowering = Lowering(self._control, admission)
         if nvme is not None:
-            adopt(placement, nvme.recovered())
+            for group, orphans in adopt(placement, nvme.recovered()).items():
+                self._control.delete_records(group, np.array(orphans, np.int64))
 
     # -- the engine's memory ---------------------------------------------------------------------
 
@@ -112,9 +115,8 @@ class Store:
         the prompt's length minus one.
         """
         with self._open():
-            symbols = self._symbols(prefix)
-            path = self._placement.index.match(symbols)
-            return self._match(symbols, path, self._limit(path, max_tokens))
+            symbols = self._looking.symbols(prefix)
+            return self._looking.match(symbols, *self._looking.path(symbols, max_tokens))
 
     def lookup(
         self, prefix: Prefix, max_tokens: int | None = None, request: str | None = None
@@ -124,17 +126,13 @@ class Store:
         Counts as a use of the blocks. ``request`` names the lookup for ``why``.
         """
         with self._open():
-            symbols = self._symbols(prefix)
-            path = self._placement.index.match(symbols)
-            match = self._match(symbols, path, self._limit(path, max_tokens))
+            symbols = self._looking.symbols(prefix)
+            path, limited = self._looking.path(symbols, max_tokens)
+            match = self._looking.match(symbols, path, limited)
             blocks = match.tokens // self.model.block_size
             refs = path[:blocks]
-            self._placement.touch(path)
-            self._count(match, symbols.num_blocks)
-            if request is not None:
-                self._requests[request] = match
-                while len(self._requests) > _REQUESTS_REMEMBERED:
-                    self._requests.popitem(last=False)
+            asked = symbols.num_blocks * self.model.block_size
+            self._lookups.note(match, asked, path, refs, request)
             lease = self._placement.index.leases.lease(refs)
             return Hit(match, symbols, blocks, refs, self._control.epoch, lease, self.release)
 
@@ -152,11 +150,7 @@ class Store:
         Raises MisuseError for a request that was not looked up by name, or too long ago.
         """
         with self._lock:
-            if request not in self._requests:
-                raise MisuseError(
-                    f"no lookup named {request!r} is remembered (the last {_REQUESTS_REMEMBERED} are)"
-                )
-            return self._requests[request].reasons
+            return self._lookups.why(request)
 
     # -- moving ----------------------------------------------------------------------------------
 
@@ -177,8 +171,10 @@ class Store:
         """
         with self._open():
             if not hit.lease.held.size and hit.blocks and hit.epoch == self._control.epoch:
-                raise MisuseError("this hit was released or loaded before; look the prefix up again")
-            ids = self._ids(blocks, hit.blocks, hit.blocks)
+                raise MisuseError(
+                    "this hit was released or loaded before; look the prefix up again"
+                )
+            ids = self._block_ids(blocks, hit.blocks, hit.blocks)
             refs = hit.refs
             if hit.epoch != self._control.epoch:
                 refs, ids = refs[:0], {group: got[:0] for group, got in ids.items()}
@@ -196,26 +192,26 @@ class Store:
     ) -> Ticket:
         """Store the prefix's full blocks from block ``start`` on; asynchronous.
 
-        ``blocks[g][i]`` is the engine's block that holds block ``start + i``. They must stay as they
-        are until the Completion lists them in ``freed``. ``ready`` is passed once their last writer
-        is done. What some tier has already is not copied.
+        ``blocks[g][i]`` is the engine's block that holds block ``start + i``. They must stay as
+        they are until the Completion lists them in ``freed``. ``ready`` is passed once their last
+        writer is done. What some tier has already is not copied.
         """
         with self._open():
-            symbols = self._symbols(prefix)
+            symbols = self._looking.symbols(prefix)
             if start < 0:
                 raise MisuseError(f"start must be 0 or more, got {start}")
             given = max((len(np.atleast_1d(np.asarray(b))) for b in blocks.values()), default=0)
             stop = min(symbols.num_blocks, start + given)
             start = min(start, stop)
-            ids = self._ids(blocks, stop - start, given)
+            ids = self._block_ids(blocks, stop - start, given)
             return self._control.start(self._save_job("save", symbols, ids, start, stop, ready))
 
     def prefetch(self, prefix: Prefix, max_tokens: int | None = None) -> Ticket:
         """Bring what NVMe has of the prefix into DRAM, ahead of need; asynchronous."""
         with self._open():
-            symbols = self._symbols(prefix)
-            path = self._placement.index.match(symbols)
-            refs = path[: self._placement.usable(self._limit(path, max_tokens))]
+            symbols = self._looking.symbols(prefix)
+            _, limited = self._looking.path(symbols, max_tokens)
+            refs = limited[: self._placement.usable(limited)]
             self._placement.touch(refs)
             ticket = Ticket(self._control.fresh_id(), "prefetch")
             deadline = self._clock() + self.config.transfer.timeout
@@ -229,7 +225,7 @@ class Store:
         with self._open():
             size = self.model.block_size
             whole, partial = divmod(sequence.num_tokens, size)
-            symbols = self._symbols(sequence.prefix)
+            symbols = self._looking.symbols(sequence.prefix)
             if sequence.num_tokens < 0 or symbols.num_blocks < whole:
                 raise MisuseError(
                     f"a sequence of {sequence.num_tokens} tokens needs a prefix that names its "
@@ -237,7 +233,7 @@ class Store:
                 )
             symbols = symbols._replace(data=symbols.data[: whole * symbols.width])
             count = whole + bool(partial)
-            ids = self._ids(sequence.blocks, count, count)
+            ids = self._block_ids(sequence.blocks, count, count)
             job = self._save_job(
                 "swap_out", symbols, {g: got[:whole] for g, got in ids.items()}, 0, whole, ready
             )
@@ -263,7 +259,7 @@ class Store:
         with self._open():
             self._usable_swap(swapped)
             count = -(-swapped.num_tokens // self.model.block_size)
-            ids = self._ids(blocks, count, count)
+            ids = self._block_ids(blocks, count, count)
             swapped.over = True
             ticket = Ticket(self._control.fresh_id(), "swap_in")
             timeout = self.config.transfer.timeout if deadline is None else deadline
@@ -281,9 +277,9 @@ class Store:
     def poll(self) -> Polled:
         """Everything that has completed and was not waited for. Never blocks; one consumer."""
         with self._open():
-            self._advance()
+            self._waiting.advance()
             results, self._control.results = self._control.results, {}
-        return _polled(list(results.values()))
+        return polled(list(results.values()))
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> Completion | None:
         """Block until a ticket has completed; None if that takes longer than ``timeout`` seconds.
@@ -291,21 +287,7 @@ class Store:
         Other completions stay for ``poll``. Raises MisuseError for a ticket whose Completion was
         fetched before.
         """
-        until = None if timeout is None else self._clock() + timeout
-        while True:
-            seen = self._bell.rings
-            with self._lock:
-                self._advance()
-                found = self._control.results.pop(ticket.id, None)
-                if found is not None:
-                    return found
-                if ticket.id not in self._control.jobs:
-                    raise MisuseError(f"the completion of {ticket} was fetched before")
-                times = [t for t in (until, self._control.next_deadline()) if t is not None]
-            left = min(times) - self._clock() if times else None
-            if until is not None and self._clock() >= until:
-                return None
-            self._bell.wait(seen, None if left is None else max(0.0, left))
+        return self._waiting.completion(ticket, timeout)
 
     def gate(self, ticket: Ticket, group: int) -> Any | None:
         """The LayerGate of a load whose layers arrive one by one; None: wait for the ticket."""
@@ -313,19 +295,9 @@ class Store:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Write what only DRAM has to NVMe; True once all that the disk has room for is durable."""
-        until = None if timeout is None else self._clock() + timeout
         with self._open():
             self._lowering.flush()
-        while True:
-            seen = self._bell.rings
-            with self._lock:
-                self._advance()
-                if self._lowering.idle:
-                    return True
-            left = None if until is None else until - self._clock()
-            if left is not None and left <= 0:
-                return False
-            self._bell.wait(seen, left)
+        return self._waiting.until(lambda: self._lowering.idle, timeout)
 
     # -- forgetting ------------------------------------------------------------------------------
 
@@ -353,7 +325,7 @@ class Store:
             self._placement.reset()
             if self._nvme is not None:
                 self._nvme.reset()
-            self._advance()
+            self._waiting.advance()
 
     def stats(self) -> Stats:
         """The Store in numbers, now."""
@@ -409,42 +381,6 @@ class Store:
             raise ClosedError("the store is closed")
         return self._lock
 
-    def _advance(self) -> None:
-        if self._control.advance():
-            self._bell.ring()
-
-    def _symbols(self, prefix: Prefix) -> Symbols:
-        if not isinstance(prefix, Prefix):
-            raise MisuseError(
-                f"expected a kvstrata.Prefix, got {type(prefix).__name__}: "
-                "make one with Prefix.from_tokens(tokens)"
-            )
-        epoch = 0 if self._nvme is None else self._nvme.epoch
-        root = root_key(
-            self._namespace, salt=prefix.salt, lora=prefix.lora, epoch=epoch, hashed=prefix.hashed
-        )
-        return prefix.symbols(root, self.model.block_size)
-
-    def _limit(self, path: Refs, max_tokens: int | None) -> Refs:
-        return path if max_tokens is None else path[: max(0, max_tokens) // self.model.block_size]
-
-    def _match(self, symbols: Symbols, path: Refs, limited: Refs) -> Match:
-        placement, size = self._placement, self.model.block_size
-        usable = placement.usable(limited)
-        by_tier = {t: n * size for t, n in placement.by_tier(limited, usable).items()}
-        pending = usable
-        why: tuple[Reason, ...] = ()
-        if usable < symbols.num_blocks:
-            pending = max(usable, placement.pending(limited))
-            whole = usable if len(limited) == len(path) else placement.usable(path)
-            why = reasons(placement, symbols, path, whole)
-        return Match(usable * size, by_tier, pending * size, why)
-
-    def _count(self, match: Match, blocks: int) -> None:
-        self.metrics.add("lookup_tokens_total", blocks * self.model.block_size)
-        for tier, tokens in match.by_tier.items():
-            self.metrics.add("hit_tokens_total", tokens, tier=tier)
-
     def _save_job(
         self,
         kind: str,
@@ -457,55 +393,12 @@ class Store:
         head = symbols._replace(data=symbols.data[: stop * symbols.width])
         refs = self._placement.index.insert(head)
         ticket = Ticket(self._control.fresh_id(), kind)
-        return SaveJob(
-            self._control, ticket, head, refs, ids, start, ready, self._lowering.stored
-        )
+        return SaveJob(self._control, ticket, head, refs, ids, start, ready, self._lowering.stored)
+
+    def _block_ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
+        capacities = [self._hbm.capacity(group) for group in range(len(self.model.groups))]
+        return block_ids(blocks, capacities, count, given)
 
     def _usable_swap(self, swapped: Swapped) -> None:
         if swapped.over:
             raise MisuseError("this sequence was swapped in or discarded before")
-
-    def _ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
-        """Block ids by group as int64 arrays of ``count``. Raises LayoutError."""
-        if not isinstance(blocks, Mapping):
-            raise LayoutError("blocks must map each KV group to its block ids")
-        groups = range(len(self.model.groups))
-        if set(blocks) != set(groups):
-            raise LayoutError(f"blocks must name the groups {list(groups)}, got {sorted(blocks)}")
-        found = {}
-        for group in groups:
-            ids = np.atleast_1d(np.asarray(blocks[group]))
-            if len(ids) and ids.dtype.kind not in "iu":
-                raise LayoutError(f"block ids of group {group} must be whole numbers")
-            if ids.ndim != 1 or len(ids) < given:
-                raise LayoutError(
-                    f"group {group} has {len(ids)} block ids where {given} blocks are meant"
-                )
-            ids = ids.astype(np.int64)
-            most = self._hbm.capacity(group)
-            if len(ids) and (ids.min() < -1 or ids.max() >= most):
-                raise LayoutError(
-                    f"block ids of group {group} must lie in 0...{most - 1}, "
-                    f"got {int(ids.min())}...{int(ids.max())}"
-                )
-            found[group] = ids[:count]
-        return found
-
-
-def _polled(completions: list[Completion]) -> Polled:
-    def of(kind: str) -> tuple[Completion, ...]:
-        return tuple(c for c in completions if c.ticket.kind == kind)
-
-    freed: dict[int, tuple[int, ...]] = {}
-    for completion in completions:
-        for group, ids in completion.freed.items():
-            freed[group] = freed.get(group, ()) + ids
-    return Polled(
-        loaded=of("load"),
-        saved=of("save"),
-        prefetched=of("prefetch"),
-        swapped_out=of("swap_out"),
-        swapped_in=of("swap_in"),
-        failed=tuple(c for c in completions if c.tokens < c.requested),
-        freed=freed,
-    )

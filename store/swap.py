@@ -7,6 +7,7 @@ partial last block gets a private slot that no prefix names: nobody can ever mat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -41,7 +42,11 @@ class TailOut:
     """Copies the partial last block of every group into private DRAM slots, around a save job."""
 
     def __init__(
-        self, control: Control, inner: Job, swapped: Swapped, tails: dict[int, int],
+        self,
+        control: Control,
+        inner: Job,
+        swapped: Swapped,
+        tails: dict[int, int],
         ready: ReadyEvent | None,
     ) -> None:
         """``tails[g]`` is the engine's block that holds the partial last block of group g."""
@@ -108,8 +113,13 @@ class TailOut:
             self._swapped.tails[group] = taken
             self._flying += 1
             control.move(
-                "hbm", "dram", group, np.array([block], np.int64), taken.slots, Priority.STORE,
-                lambda done, group=group, taken=taken: self._ended(group, taken, done),
+                "hbm",
+                "dram",
+                group,
+                np.array([block], np.int64),
+                taken.slots,
+                Priority.STORE,
+                partial(self._ended, group, taken),
                 ready=self._ready,
                 wants_checksums=True,
             )
@@ -127,7 +137,8 @@ class TailOut:
 
 
 class SwapIn:
-    """Brings a sequence back: its whole blocks by a load, its partial last block from private slots.
+    """Brings a sequence back: its whole blocks by a load, its partial last block from private
+    slots.
 
     The load begins once the swap-out has ended, however early the engine changed its mind.
     """
@@ -141,7 +152,8 @@ class SwapIn:
         blocks: dict[int, Ints],
         ready: ReadyEvent | None,
     ) -> None:
-        """``blocks[g]``: the engine's blocks for all of the sequence, the partial last one included."""
+        """``blocks[g]``: the engine's blocks for all of the sequence, the partial last one
+        included."""
         self.ticket = ticket
         self.deadline: float | None = deadline
         self._control = control

@@ -114,6 +114,3 @@ class WriteDown:
             )
         self._hold.close()
         self._landed(self.nbytes)
-
-
-

@@ -1,8 +1,8 @@
 """What a tier is to the rest of the house: capabilities, found by ``isinstance``.
 
-A tier is ``Addressable`` when its slots are bytes in this process's memory, ``Keyed`` when bytes are
-reached through placed runs on a device. A route is a pair of capabilities, never a pair of names,
-so a new tier adds one file.
+A tier is ``Addressable`` when its slots are bytes in this process's memory, ``Keyed`` when bytes
+are reached through placed runs on a device. A route is a pair of capabilities, never a pair of
+names, so a new tier adds one file.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Reservation:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def part(self, index: slice | ArrayLike) -> Reservation:
+    def part(self, index: slice) -> Reservation:
         """The reservation of some of its slots."""
         return Reservation(self.slots[index], self.generations[index])
 
@@ -90,7 +90,9 @@ class Ledger:
         # The free list is a stack whose top is at `free`; new slots go below, so that lower
         # numbers are given out first and a fresh tier hands out contiguous runs.
         fresh = np.arange(self.capacity, capacity, dtype=np.int64)[::-1]
-        self._free = np.concatenate([fresh, self._free[: self.free], np.zeros(capacity - more - self.free, np.int64)])
+        self._free = np.concatenate(
+            [fresh, self._free[: self.free], np.zeros(capacity - more - self.free, np.int64)]
+        )
         self._state = np.concatenate([self._state, np.zeros(more, np.uint8)])
         self._pins = np.concatenate([self._pins, np.zeros(more, np.int32)])
         self._generation = np.concatenate([self._generation, np.zeros(more, np.uint32)])
@@ -104,7 +106,7 @@ class Ledger:
         refs = np.asarray(refs, np.int64)
         if not len(refs) or not len(self._slot_of):
             return np.full(len(refs), -1, np.int64)
-        found = self._slot_of[np.minimum(refs, len(self._slot_of) - 1)]
+        found: Ints = self._slot_of[np.minimum(refs, len(self._slot_of) - 1)]
         found[refs >= len(self._slot_of)] = -1
         return found
 
@@ -122,12 +124,13 @@ class Ledger:
 
     def owners(self, slots: ArrayLike) -> Ints:
         """The ref that owns each slot, negative where none does. Does not mutate."""
-        return self._owner[np.asarray(slots, np.int64)]
+        owners: Ints = self._owner[np.asarray(slots, np.int64)]
+        return owners
 
     def resident(self) -> Ints:
         """All refs with a READY copy, in order of slot. Does not mutate; O(capacity)."""
-        owners = self._owner[self._state == State.READY]
-        return owners[owners >= 0]
+        mine: Ints = self._owner[(self._state == State.READY) & (self._owner >= 0)]
+        return mine
 
     # -- filling ---------------------------------------------------------------------------------
 
@@ -155,12 +158,11 @@ class Ledger:
         A slot that was doomed meanwhile, or whose generation has moved on, is not published.
         Returns the slots that became EMPTY.
         """
-        ok = np.asarray(ok, np.bool_)
         live = self._generation[taken.slots] == taken.generations
-        slots, ok = taken.slots[live], ok[live]
+        slots, whole = taken.slots[live], np.asarray(ok, np.bool_)[live]
         filling = self._state[slots] == State.FILLING
-        self._set(slots[filling & ok], State.FILLING, State.READY)
-        failed = slots[filling & ~ok]
+        self._set(slots[filling & whole], State.FILLING, State.READY)
+        failed = slots[filling & ~whole]
         self._disown(failed)
         self._set(failed, State.FILLING, State.DOOMED)
         return self.unpin(slots)
@@ -200,7 +202,8 @@ class Ledger:
         return gone
 
     def evict(self, refs: ArrayLike) -> Ints:
-        """Take READY or FILLING copies from their refs, at once unreadable; absent ones are skipped.
+        """Take READY or FILLING copies from their refs, at once unreadable; absent ones are
+        skipped.
 
         Returns the slots that became EMPTY; pinned ones follow, from ``unpin`` or ``settle``.
         """
@@ -212,7 +215,8 @@ class Ledger:
         return self._doom(np.asarray(slots, np.int64))
 
     def reset(self) -> Ints:
-        """Take every copy from its owner, at once unreadable. Returns the slots that became EMPTY."""
+        """Take every copy from its owner, at once unreadable. Returns the slots that became
+        EMPTY."""
         live = (self._state == State.READY) | (self._state == State.FILLING)
         return self._doom(np.flatnonzero(live))
 
@@ -246,7 +250,7 @@ class Ledger:
         self._disown(slots)
         for state in (State.READY, State.FILLING):
             self._set(slots[self._state[slots] == state], state, State.DOOMED)
-        gone = slots[(self._pins[slots] == 0) & (self._state[slots] == State.DOOMED)]
+        gone: Ints = slots[(self._pins[slots] == 0) & (self._state[slots] == State.DOOMED)]
         self._give_back(gone, State.DOOMED)
         return gone
 
@@ -263,7 +267,9 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError naming the invariant that does not hold. O(capacity)."""
         counts = np.bincount(self._state, minlength=4).tolist()
-        assert counts == self._counts and sum(counts) == self.capacity, f"1: {counts} {self._counts}"
+        assert counts == self._counts and sum(counts) == self.capacity, (
+            f"1: {counts} {self._counts}"
+        )
         owned = np.flatnonzero(self._owner >= 0)
         named = np.flatnonzero(self._slot_of >= 0)
         assert len(owned) == len(named), "2: owners and slot_of differ in number"

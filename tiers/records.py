@@ -86,7 +86,8 @@ class RecordTier(Protocol):
         ...
 
     def commit(self, runs: Sequence[WriteRun], written: Sequence[Written | None]) -> int:
-        """Record what was written (None: it was not); returns the batch that ``poll`` will report."""
+        """Record what was written (None: it was not); returns the batch that ``poll`` will
+        report."""
         ...
 
     def abandon(self, runs: Sequence[WriteRun]) -> None:
@@ -102,7 +103,8 @@ class RecordTier(Protocol):
         ...
 
     def delete(self, group: int, records: Sequence[int]) -> int:
-        """Forget records that nobody reads; returns the batch. The ids may be used again at once."""
+        """Forget records that nobody reads; returns the batch. The ids may be used again at
+        once."""
         ...
 
     def touch(self, group: int, records: Sequence[int], now: float) -> None:

@@ -30,7 +30,8 @@ class Priority(IntEnum):
 
 @runtime_checkable
 class ReadyEvent(Protocol):
-    """A point in a stream after which bytes may be read or overwritten. ``torch.cuda.Event`` is one."""
+    """A point in a stream after which bytes may be read or overwritten. ``torch.cuda.Event`` is
+    one."""
 
     def query(self) -> bool:
         """Whether the point has been passed; never blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -37,7 +38,7 @@ class LRU:
         for ref in refs:
             self._order.pop(ref, None)
 
-    def victims(self, n: int, protected: NDArray[object]) -> list[int]:
+    def victims(self, n: int, protected: NDArray[np.int32]) -> list[int]:
         found: list[int] = []
         known = len(protected)
         for ref in self._order:

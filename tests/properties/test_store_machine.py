@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
 from kvstrata.prefix_index.prefix import Prefix
 from kvstrata.store.answers import Sequence
 from kvstrata.store.swap import Swapped
@@ -75,7 +76,9 @@ class StoreMachine(RuleBasedStateMachine):
     def everywhere(self, blocks: list[int]) -> dict[int, list[int]]:
         return {group: blocks for group in range(len(self.s.hbm.rows))}
 
-    def follow(self, ticket: Ticket, blocks: list[int], n: int, salt: bytes, path: list[int]) -> None:
+    def follow(
+        self, ticket: Ticket, blocks: list[int], n: int, salt: bytes, path: list[int]
+    ) -> None:
         self.open[ticket.id] = (ticket, blocks, n, salt, path, self.resets)
 
     # -- rules -----------------------------------------------------------------------------------
@@ -185,7 +188,11 @@ class StoreMachine(RuleBasedStateMachine):
     def poll(self) -> None:
         polled = self.store.poll()
         ended = (
-            polled.loaded + polled.saved + polled.prefetched + polled.swapped_in + polled.swapped_out
+            polled.loaded
+            + polled.saved
+            + polled.prefetched
+            + polled.swapped_in
+            + polled.swapped_out
         )
         assert {c.ticket.id for c in polled.failed} <= {c.ticket.id for c in ended}
         for completion in ended:

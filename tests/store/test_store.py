@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from kvstrata.core.errors import ClosedError, LayoutError, MisuseError
 from kvstrata.prefix_index.prefix import Prefix
 from kvstrata.store.answers import Sequence
@@ -300,7 +301,14 @@ def test_misuse_is_one_clear_line_and_changes_nothing() -> None:
     prefix = Prefix.from_tokens(tokens(16))
     save(s, prefix, 4)
     hit = s.store.lookup(prefix)
-    for blocks in ({0: [0, 1]}, {0: [0, 1, 2, 64]}, {0: [0, 1, 2, -2]}, {0: [0.5] * 4}, {1: [0]}, [0]):
+    for blocks in (
+        {0: [0, 1]},
+        {0: [0, 1, 2, 64]},
+        {0: [0, 1, 2, -2]},
+        {0: [0.5] * 4},
+        {1: [0]},
+        [0],
+    ):
         with pytest.raises(LayoutError) as caught:
             s.store.load(hit, blocks)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)

@@ -1,8 +1,8 @@
 """Tiers and an executor in memory, whose every step a test decides.
 
-``ManualExecutor`` carries out a Move only when told to, in any order, and can be told to fail it: so
-a test chooses the interleaving. ``MemoryRecords`` is a record tier whose catalogue commits when told
-to. Together they stand under the real Store.
+``ManualExecutor`` carries out a Move only when told to, in any order, and can be told to fail it:
+so a test chooses the interleaving. ``MemoryRecords`` is a record tier whose catalogue commits when
+told to. Together they stand under the real Store.
 """
 
 from __future__ import annotations
@@ -68,18 +68,23 @@ class MemoryRecords:
     name = "nvme"
 
     def __init__(
-        self, model: KVModel, capacity: int, *, held: bool = False, survived: MemoryRecords | None = None
+        self,
+        model: KVModel,
+        capacity: int,
+        *,
+        held: bool = False,
+        survived: MemoryRecords | None = None,
     ) -> None:
         self.model = model
         self.namespace = model.namespace()
         self.held = held
         self.writable = True
-        self.epoch = survived.epoch if survived else 0
+        self.epoch: int = survived.epoch if survived else 0
         self.disk: dict[tuple[int, int], Bytes] = dict(survived.disk) if survived else {}
         self.catalogue: dict[tuple[int, int], tuple[int, Written, WriteRun, int]] = {}
         self._capacity = capacity
         self._used = 0
-        self._next_place = 1 + (survived._next_place if survived else 0)
+        self._next_place: int = 1 + (survived._next_place if survived else 0)
         self._batch = 0
         self._waiting: list[tuple[int, Any]] = []
         self._done: list[CatalogueDone] = []
@@ -116,8 +121,22 @@ class MemoryRecords:
         self._next_place += len(records)
         raw = self.model.groups[group].block_bytes()
         run = WriteRun(
-            0, first, 0, 1, raw, group, self.epoch, self.namespace, root, depth, parent,
-            tuple(keys), tuple(symbols), tuple(records), 0, tuple(checksums),
+            0,
+            first,
+            0,
+            1,
+            raw,
+            group,
+            self.epoch,
+            self.namespace,
+            root,
+            depth,
+            parent,
+            tuple(keys),
+            tuple(symbols),
+            tuple(records),
+            0,
+            tuple(checksums),
         )
         return (run,)
 
@@ -261,16 +280,19 @@ class ManualExecutor:
         elif move.target == "nvme":
             written = self._write(move)
         else:
-            source, target = self._rows(move.source, move.group), self._rows(move.target, move.group)
+            source, target = (
+                self._rows(move.source, move.group),
+                self._rows(move.target, move.group),
+            )
             if move.verify is not None and move.checksums is not None:
                 sums = sums_of(source[move.source_slots])
                 ok = ~(move.verify & (sums != move.checksums))
                 error = "" if ok.all() else "checksum"
             target[move.target_slots[ok]] = source[move.source_slots[ok]]
-        sums = None
+        taken = None
         if move.wants_checksums:
-            sums = sums_of(self._rows(move.target, move.group)[move.target_slots])
-        self._done.append(Done(move.id, ok, error, sums, tuple(written)))
+            taken = sums_of(self._rows(move.target, move.group)[move.target_slots])
+        self._done.append(Done(move.id, ok, error, taken, tuple(written)))
 
     def gate(self, number: int, group: int) -> None:
         """No gates here: wait for the ticket."""

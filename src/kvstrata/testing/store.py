@@ -59,7 +59,9 @@ def memory_store(
     hbm, ram = MemoryHbm(model, blocks), MemoryDram(model, dram)
     records = MemoryRecords(model, nvme, held=held, survived=survived) if nvme else None
     executor = ManualExecutor(hbm, ram, records, auto=auto)
-    config = StoreConfig.from_dict({"nvme": {"write": write}, "dram": {"verify_one_in": verify_one_in}})
+    config = StoreConfig.from_dict(
+        {"nvme": {"write": write}, "dram": {"verify_one_in": verify_one_in}}
+    )
     below = Shelf("nvme", [nvme for _ in groups], LRU()) if nvme else None
     store = Store(
         config,
@@ -71,9 +73,8 @@ def memory_store(
         nvme=records,
         admission=AdmitAll(),
         clock=clock,
+        wall=clock,
         bell=bell,
         metrics=metrics,
     )
     return MemoryStore(store, hbm, ram, records, executor, clock)
-
-

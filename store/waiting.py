@@ -1,0 +1,61 @@
+"""Waiting for completions without spinning, by as many threads as like."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvstrata.core.clock import Bell, Clock
+from kvstrata.core.errors import MisuseError
+from kvstrata.store.control import Control
+from kvstrata.transfer.move import Completion, Ticket
+
+
+class Waiting:
+    """Goes round with the Control whenever the bell rings or a deadline comes.
+
+    The Store's lock is held while going round, and never while asleep.
+    """
+
+    def __init__(self, control: Control, lock: threading.RLock, bell: Bell, clock: Clock) -> None:
+        self._control = control
+        self._lock = lock
+        self._bell = bell
+        self._clock = clock
+
+    def advance(self) -> None:
+        """Go round once; whoever else waits is told of what completed. The lock must be held."""
+        if self._control.advance():
+            self._bell.ring()
+
+    def until(self, test: Callable[[], bool], timeout: float | None) -> bool:
+        """Go on until ``test`` is true, asleep in between; False if that takes too long."""
+        until = None if timeout is None else self._clock() + timeout
+        while True:
+            seen = self._bell.rings
+            with self._lock:
+                self.advance()
+                if test():
+                    return True
+                times = [t for t in (until, self._control.next_deadline()) if t is not None]
+            now = self._clock()
+            if until is not None and now >= until:
+                return False
+            self._bell.wait(seen, max(0.0, min(times) - now) if times else None)
+
+    def completion(self, ticket: Ticket, timeout: float | None) -> Completion | None:
+        """Take out the Completion of a ticket; None if it does not come in time.
+
+        Raises MisuseError for a ticket whose Completion was fetched before.
+        """
+        found: list[Completion] = []
+
+        def completed() -> bool:
+            done = self._control.results.pop(ticket.id, None)
+            if done is not None:
+                found.append(done)
+            elif ticket.id not in self._control.jobs:
+                raise MisuseError(f"the completion of {ticket} was fetched before")
+            return done is not None
+
+        return found[0] if self.until(completed, timeout) else None
