@@ -24,7 +24,6 @@ from transformers import DynamicCache
 
 from kvstrata.bench.models import LoadedModel
 from kvstrata.core.config import DramConfig, NvmeConfig, Size, StoreConfig
-from kvstrata.core.model import KVModel
 from kvstrata.engines.transformers import KVStrata, kv_model
 from kvstrata.engines.transformers.model import cache_keyword
 from kvstrata.engines.transformers.sequence import PagedSequence
@@ -51,6 +50,7 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.model: Any = loaded.model
+        self.config = loaded.model.config.get_text_config(decoder=True)
         self._keyword = cache_keyword(self.model)
         names = inspect.signature(self.model.forward).parameters
         # generate() asks for the last position's logits only, and so do all arms.
@@ -86,7 +86,7 @@ class Runner:
         """Plain Transformers on the whole prompt ``[1, n]``."""
 
         def make() -> tuple[int, Any]:
-            cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+            cache = DynamicCache(config=self.config)
             return self.step(prompt, cache), cache
 
         seconds, tokens, _ = self.timed(make, more)
@@ -119,11 +119,10 @@ class Shop:
         self._weights = weights
         self._directory = directory
         self._tokens = tokens
-        self._room = int(2 * requests * tokens * self._kv_model().bytes_per_token())
+        described = kv_model(loaded.model, BLOCK_SIZE, weights)
+        self.bytes_per_token = described.bytes_per_token()
+        self._room = int(2 * requests * tokens * self.bytes_per_token)
         self._kv: KVStrata | None = None
-
-    def _kv_model(self) -> KVModel:
-        return kv_model(self._loaded.model, BLOCK_SIZE, self._weights)
 
     @property
     def kv(self) -> KVStrata:
@@ -168,9 +167,18 @@ class Shop:
             seconds, tokens, _ = self.runner.timed(make, more)
             return Answer(seconds, tokens)
 
+    def restarted(self, prompt: torch.Tensor, more: int) -> Answer:
+        """What a store just opened gives: DRAM is empty because it is new, nothing was dropped."""
+        self.close()
+        self._warm(prompt)
+        return self._answer(prompt, more)
+
     def hit(self, tier: str, prompt: torch.Tensor, more: int) -> Answer:
         """Lookup, load out of ``tier``, tail."""
         self._ready(prompt, tier)
+        return self._answer(prompt, more)
+
+    def _answer(self, prompt: torch.Tensor, more: int) -> Answer:
         answer, sequence = self._ask(prompt, more)
         with sequence:
             blocks = block_digests(sequence, answer.cached // BLOCK_SIZE)
@@ -195,9 +203,14 @@ class Shop:
             store.drop("dram")
         else:
             store.wait(store.prefetch(Prefix.from_tokens(prompt, self.salt)))
-        # The other arms have just run the model too: nobody starts with cold weights.
+        self._warm(prompt)
+
+    def _warm(self, prompt: torch.Tensor) -> None:
+        # The arm before has just run the model, or has not: nobody starts with cold weights. And
+        # opening is over when the store is open, so that too comes before the clock starts.
+        self.kv.store.poll()
         with torch.inference_mode():
-            self.runner.step(prompt[:, -2 * BLOCK_SIZE :], DynamicCache())
+            self.runner.step(prompt[:, -2 * BLOCK_SIZE :], DynamicCache(config=self.runner.config))
 
 
 def block_digests(sequence: PagedSequence, count: int) -> list[str]:

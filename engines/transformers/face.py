@@ -102,7 +102,7 @@ class KVStrata:
 
     def flush(self) -> None:
         """Wait until all that was saved is durable."""
-        self._readers.close()
+        self._readers.drain()
         self.store.flush()
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class KVStrata:
         if not self._closed:
             self._closed = True
             try:
-                self._readers.close()
+                self._readers.drain()
             finally:
                 self.store.close()
 

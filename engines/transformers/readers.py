@@ -51,8 +51,8 @@ class Readers:
             return True
         return False
 
-    def close(self) -> None:
-        """Wait for all of them."""
+    def drain(self) -> None:
+        """Wait for all saves under way."""
         while self.reclaim():
             pass
 

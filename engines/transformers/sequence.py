@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -150,7 +151,8 @@ class PagedSequence:
             return
         self._closed = True
         if self._swapped is not None:
-            self._store.discard(self._swapped)
+            with suppress(ClosedError):  # a closed store has forgotten it already
+                self._store.discard(self._swapped)
             self._swapped = None
         self.cache.park("its sequence is closed")
 
@@ -168,7 +170,12 @@ class PagedSequence:
     # -- inside ----------------------------------------------------------------------------------
 
     def _load(self) -> int:
-        with self._store.lookup(self._prefix, max_tokens=self.num_tokens - 1) as hit:
+        most = self.num_tokens - 1
+        match = self._store.match(self._prefix, max_tokens=most)
+        if match.pending > match.tokens:
+            # The request before is still being saved: that ends sooner than computing it again.
+            self._readers.drain()
+        with self._store.lookup(self._prefix, max_tokens=most) as hit:
             if not hit.tokens:
                 return 0
             count = hit.tokens // self._model.block_size
