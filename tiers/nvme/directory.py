@@ -65,20 +65,29 @@ class Directory:
         self._lock: int | None = lock
 
     @classmethod
-    def open(cls, path: str, *, force: bool = False, create: bool = True) -> Directory:
+    def open(
+        cls,
+        path: str,
+        *,
+        force: bool = False,
+        create: bool = True,
+        patience: float = LOCK_PATIENCE,
+    ) -> Directory:
         """Make (if its parent exists), check and lock the directory.
+
+        ``patience`` is how many seconds to wait for the lock.
 
         Raises StorageError where it cannot be used, DirectoryBusyError where another Store has it,
         FingerprintError where it is of another format version (and then nothing is touched).
         """
         try:
-            return cls._open(os.path.abspath(path), force, create)
+            return cls._open(os.path.abspath(path), force, create, patience)
         except OSError as error:
             reason = error.strerror or str(error)
             raise StorageError(f"cannot use the NVMe directory {path}: {reason}") from error
 
     @classmethod
-    def _open(cls, path: str, force: bool, create: bool) -> Directory:
+    def _open(cls, path: str, force: bool, create: bool, patience: float) -> Directory:
         parent = os.path.dirname(path)
         if not os.path.isdir(parent):
             raise StorageError(f"cannot use the NVMe directory {path}: {parent} is no directory")
@@ -102,7 +111,7 @@ class Directory:
                 what = f" ({foreign[0]} is not ours)" if foreign else ""
                 raise StorageError(f"{path} is not a kvstrata directory{what}; name an empty one")
         identity = (found.st_dev, found.st_ino)
-        lock = _take(path, identity)
+        lock = _take(path, identity, patience)
         try:
             damage: list[str] = []
             if stat.S_IMODE(found.st_mode) != 0o700:
@@ -240,14 +249,14 @@ def holder(path: str) -> str:
         return "unknown"
 
 
-def _take(path: str, identity: tuple[int, int]) -> int:
+def _take(path: str, identity: tuple[int, int], patience: float) -> int:
     busy = "another Store has the NVMe directory {} (process {}); close it or use another directory"
     if identity in _OPEN:
         raise DirectoryBusyError(busy.format(path, os.getpid()))
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(path, "LOCK"), flags, 0o600)
     try:
-        deadline = time.monotonic() + LOCK_PATIENCE
+        deadline = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
