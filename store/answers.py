@@ -56,6 +56,11 @@ class Hit:
     epoch: int
     lease: Lease
     on_release: Callable[[Hit], None]
+    resident: dict[int, NDArray[np.int64]]
+    """By group, the block of the engine's pool that holds each block already, -1 where none does;
+    empty where the Store does not cache in HBM. Share it and pass it to ``load``: nothing is
+    copied.
+    """
 
     @property
     def tokens(self) -> int:
@@ -95,7 +100,8 @@ class Polled:
     """Everything that completed since the last poll; each Ticket appears once in its life.
 
     ``failed`` repeats those of the others that fell short. ``freed`` lists, by group, the source
-    blocks of saves and swap-outs that nothing reads any more.
+    blocks of saves and swap-outs that nothing reads any more; ``shed`` the kept blocks that the
+    Store gives back unasked (a reset, an emptied tier).
     """
 
     loaded: tuple[Completion, ...] = ()
@@ -105,10 +111,11 @@ class Polled:
     swapped_in: tuple[Completion, ...] = ()
     failed: tuple[Completion, ...] = ()
     freed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-def polled(completions: list[Completion]) -> Polled:
-    """Sort completions by kind."""
+def polled(completions: list[Completion], shed: dict[int, tuple[int, ...]]) -> Polled:
+    """Sort completions by kind; ``shed`` are kept blocks that the Store gives back."""
 
     def of(kind: str) -> tuple[Completion, ...]:
         return tuple(c for c in completions if c.ticket.kind == kind)
@@ -125,6 +132,7 @@ def polled(completions: list[Completion]) -> Polled:
         swapped_in=of("swap_in"),
         failed=tuple(c for c in completions if c.tokens < c.requested),
         freed=freed,
+        shed=shed,
     )
 
 

@@ -22,6 +22,7 @@ def open_store(
     device: Any = "cpu",
     *,
     hbm: Any = None,
+    cache_in_hbm: bool = False,
     clock: Clock = monotonic,
 ) -> Store:
     """Open a Store for one model, with an executor in this process.
@@ -29,7 +30,8 @@ def open_store(
     ``config`` is a StoreConfig or the path of a TOML file; None takes the defaults (DRAM only).
     ``device`` is where the engine's KV lives (``"cuda:0"``; ``"cpu"`` stands in where there is no
     GPU). ``hbm`` is an HbmTier made before, as ``HbmTier.allocate`` does; else tensors are told
-    with ``Store.register``.
+    with ``Store.register``. ``cache_in_hbm`` says that the engine takes part in caching blocks of
+    that pool (``Store.keep``); ``hbm.cache = false`` in the configuration overrules it.
 
     Raises ConfigError for settings that cannot work, StorageError or DirectoryBusyError for an NVMe
     directory that cannot be used; nothing stays open then.
@@ -70,11 +72,14 @@ def open_store(
         below = None
         if nvme is not None:
             below = Shelf("nvme", [nvme.capacity(g) for g in groups], eviction())
+        resident = None
+        if cache_in_hbm and config.hbm.cache:
+            resident = Shelf("hbm", [hbm.capacity(g) for g in groups], eviction())
         above = Shelf("dram", [dram.capacity(g) for g in groups], eviction())
         return Store(
             config,
             model,
-            Placement(model, above, below),
+            Placement(model, above, below, resident),
             LocalExecutor(engine),
             hbm=hbm,
             dram=dram,

@@ -7,7 +7,7 @@ import numpy as np
 from kvstrata.prefix_index.hybrid import usable_prefix
 from kvstrata.store.control import Control, where
 from kvstrata.store.hold import Hold
-from kvstrata.store.placement import Mask, Refs
+from kvstrata.store.placement import Mask, Refs, Shelf
 from kvstrata.store.promote import promote
 from kvstrata.tiers.ledger import Ints, State
 from kvstrata.transfer.move import Completion, Done, Priority, ReadyEvent, Ticket
@@ -43,7 +43,7 @@ class LoadJob:
         self._ready = ready
         self._requested = self._n = len(refs)
         groups = range(len(control.model.groups))
-        self._done: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]
+        self._done = [self._in_place(group) for group in groups]
         self._flying: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]
         self._over = False
         self._reason = ""
@@ -95,12 +95,22 @@ class LoadJob:
         control = self._control
         refs = self._refs[wanted]
         states = control.placement.dram.ledgers[group].states(refs)
-        here = states == State.READY
         moved = False
-        if here.any():
-            self._send(group, wanted[here])
-            moved = True
-        absent = wanted[states == State.EMPTY]
+        absent = states == State.EMPTY
+        hbm = control.placement.hbm
+        if hbm is not None:
+            # Blocks that lie elsewhere in the pool are copied there: nearer than any tier.
+            near = hbm.ledgers[group].ready(refs)
+            moved |= self._send(group, wanted[near], hbm)
+            absent &= ~near
+            states[near] = State.EMPTY
+        moved |= self._send(group, wanted[states == State.READY], control.placement.dram)
+        return self._fetch(group, wanted[absent]) or moved
+
+    def _fetch(self, group: int, absent: Ints) -> bool:
+        """Bring into DRAM what NVMe has of these; notice what nobody has."""
+        control = self._control
+        moved = False
         if len(absent):
             shelf = control.placement.nvme
             below = np.zeros(len(absent), np.bool_)
@@ -115,9 +125,20 @@ class LoadJob:
             moved |= bool(promote(control, group, self._refs[absent], Priority.DEMAND))
         return moved
 
-    def _send(self, group: int, positions: Ints) -> None:
+    def _in_place(self, group: int) -> Mask:
+        """Which blocks the engine shares instead of having them copied."""
+        hbm = self._control.placement.hbm
+        if hbm is None:
+            return np.zeros(len(self._refs), np.bool_)
+        blocks = self._blocks[group]
+        same: Mask = (blocks >= 0) & (hbm.ledgers[group].slots(self._refs) == blocks)
+        return same
+
+    def _send(self, group: int, positions: Ints, shelf: Shelf) -> bool:
+        if not len(positions):
+            return False
         control = self._control
-        ledger = control.placement.dram.ledgers[group]
+        ledger = shelf.ledgers[group]
         slots = ledger.slots(self._refs[positions])
         ledger.pin(slots)
         self._flying[group][positions] = True
@@ -129,17 +150,19 @@ class LoadJob:
             if self._stale():
                 return
             self._done[group][positions[done.ok]] = True
-            control.metrics.add("loaded_bytes_total", nbytes * int(done.ok.sum()), source="dram")
+            control.metrics.add(
+                "loaded_bytes_total", nbytes * int(done.ok.sum()), source=shelf.name
+            )
             bad = positions[~done.ok]
             if len(bad):
                 if done.error == "checksum":
                     control.metrics.add("failed_check_blocks_total", len(bad), tier="dram")
                     control.placement.damaged.update(self._refs[bad].tolist())
-                    control.placement.dram.evict(self._refs[bad])
+                    shelf.evict(self._refs[bad])
                 self._lose(int(bad[0]), "failed_check" if done.error == "checksum" else done.error)
 
         control.move(
-            "dram",
+            shelf.name,
             "hbm",
             group,
             slots,
@@ -148,9 +171,16 @@ class LoadJob:
             ended,
             ready=self._ready,
             gate=self.ticket.gate,
-            checksums=control.sums[group][slots],
-            verify=self._sample(len(slots)),
+            **self._checks(group, slots, shelf),
         )
+        return True
+
+    def _checks(self, group: int, slots: Ints, shelf: Shelf) -> dict[str, object]:
+        """The sums that a copy out of DRAM verifies; HBM keeps none."""
+        if shelf is not self._control.placement.dram:
+            return {}
+        sums = self._control.sums[group][slots]
+        return {"checksums": sums, "verify": self._sample(len(slots))}
 
     def _sample(self, n: int) -> Mask:
         """Which of the next n blocks have their checksum verified."""

@@ -83,14 +83,20 @@ class Placement:
     to NVMe, where a leased one stays where it is.
     """
 
-    def __init__(self, model: KVModel, dram: Shelf, nvme: Shelf | None) -> None:
+    def __init__(
+        self, model: KVModel, dram: Shelf, nvme: Shelf | None, hbm: Shelf | None = None
+    ) -> None:
+        """``hbm`` only where the engine lets the Store cache in its pool (see ``residents``)."""
         self.model = model
         self.specs = [group.spec for group in model.groups]
         self.index = RadixIndex()
         self.keeps = LeaseBook()
         self.dram = dram
         self.nvme = nvme
-        self.shelves = [dram] if nvme is None else [dram, nvme]
+        self.hbm = hbm
+        self.below = [dram] if nvme is None else [dram, nvme]
+        """The shelves that outlive the engine's blocks."""
+        self.shelves = self.below if hbm is None else [hbm, *self.below]
         self.damaged: set[int] = set()
         """Refs whose bytes failed a check and that have not been stored again; only for reasons."""
 
@@ -98,10 +104,8 @@ class Placement:
 
     def readable(self, refs: Refs) -> list[Mask]:
         """For each group, which refs can be read in some tier."""
-        present = self.dram.ready(refs)
-        if self.nvme is not None:
-            present = [a | b for a, b in zip(present, self.nvme.ready(refs), strict=True)]
-        return present
+        by_shelf = [shelf.ready(refs) for shelf in self.shelves]
+        return [np.logical_or.reduce(masks) for masks in zip(*by_shelf, strict=True)]
 
     def usable(self, refs: Refs) -> int:
         """Leading blocks of the path that every group can resume at."""
@@ -122,23 +126,21 @@ class Placement:
         return [spec.blocks_read(blocks * spec.block_size) for spec in self.specs]
 
     def by_tier(self, refs: Refs, blocks: int) -> dict[str, int]:
-        """Blocks by the tier that they would come from; one is ``nvme`` if any group's is there.
+        """Blocks by the tier that they would come from: the lowest that some group needs.
 
-        A block that no group reads (before every window) counts for the tier that has most.
+        A block that no group reads (before every window) counts as what the others mostly are.
         """
-        needed = np.zeros(blocks, np.bool_)
-        below = np.zeros(blocks, np.bool_)
         head = refs[:blocks]
-        for read, ready in zip(self.read_ranges(blocks), self.dram.ready(head), strict=True):
-            needed[read.start : read.stop] = True
-            below[read.start : read.stop] |= ~ready[read.start : read.stop]
-        nvme = int(below.sum())
-        dram = int(needed.sum()) - nvme
-        if nvme > dram:
-            nvme = blocks - dram
-        else:
-            dram = blocks - nvme
-        return {"dram": dram, **({} if self.nvme is None else {"nvme": nvme})}
+        level = np.full(blocks, -1, np.int64)
+        by_shelf = [shelf.ready(head) for shelf in self.shelves]
+        for group, read in enumerate(self.read_ranges(blocks)):
+            at = slice(read.start, read.stop)
+            absent = np.array([~masks[group][at] for masks in by_shelf])
+            # The first shelf that has the block: as many shelves above it are without.
+            level[at] = np.maximum(level[at], np.cumprod(absent, axis=0).sum(axis=0))
+        counts = np.bincount(level[level >= 0], minlength=len(self.shelves))
+        counts[int(counts.argmax())] += int((level < 0).sum())
+        return {shelf.name: int(counts[i]) for i, shelf in enumerate(self.shelves)}
 
     def records(self, refs: Refs) -> list[Ints]:
         """For each group, the NVMe records of those refs that have one."""

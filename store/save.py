@@ -53,7 +53,7 @@ class SaveJob:
         """By group, the blocks whose copy has not been started."""
         for group, ids in blocks.items():
             known = np.zeros(len(tail), np.bool_)
-            for shelf in placement.shelves:
+            for shelf in placement.below:
                 known |= shelf.ledgers[group].slots(tail) >= 0
             self._open.append((ids >= 0) & ~known)
         self._flying: list[Mask] = [np.zeros(len(tail), np.bool_) for _ in blocks]

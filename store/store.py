@@ -25,6 +25,7 @@ from kvstrata.store.placement import Placement
 from kvstrata.store.policy.base import Admission
 from kvstrata.store.prefetch import PrefetchJob
 from kvstrata.store.recovery import adopt
+from kvstrata.store.residents import Residents
 from kvstrata.store.save import SaveJob
 from kvstrata.store.swap import SwapIn, Swapped, TailOut, finish
 from kvstrata.store.waiting import Waiting
@@ -84,6 +85,7 @@ class Store:
         self._control = Control(config, model, placement, executor, dram, nvme, clock, metrics)
         self._waiting = Waiting(self._control, self._lock, bell, clock)
         self._lowering = Lowering(self._control, admission)
+        self._residents = Residents(self._control, placement.hbm)
         if nvme is not None:
             for group, orphans in adopt(placement, nvme.recovered()).items():
                 self._control.delete_records(group, np.array(orphans, np.int64))
@@ -134,7 +136,9 @@ class Store:
             asked = symbols.num_blocks * self.model.block_size
             self._lookups.note(match, asked, path, refs, request)
             lease = self._placement.index.leases.lease(refs)
-            return Hit(match, symbols, blocks, refs, self._control.epoch, lease, self.release)
+            resident = self._residents.where(refs)
+            epoch = self._control.epoch
+            return Hit(match, symbols, blocks, refs, epoch, lease, self.release, resident)
 
     def release(self, hit: Hit) -> None:
         """Let a hit's blocks go. Twice is fine, and so is after ``load``."""
@@ -197,14 +201,8 @@ class Store:
         writer is done. What some tier has already is not copied.
         """
         with self._open():
-            symbols = self._looking.symbols(prefix)
-            if start < 0:
-                raise MisuseError(f"start must be 0 or more, got {start}")
-            given = max((len(np.atleast_1d(np.asarray(b))) for b in blocks.values()), default=0)
-            stop = min(symbols.num_blocks, start + given)
-            start = min(start, stop)
-            ids = self._block_ids(blocks, stop - start, given)
-            return self._control.start(self._save_job("save", symbols, ids, start, stop, ready))
+            symbols, ids, start = self._part(prefix, blocks, start)
+            return self._control.start(self._save_job("save", symbols, ids, start, ready))
 
     def prefetch(self, prefix: Prefix, max_tokens: int | None = None) -> Ticket:
         """Bring what NVMe has of the prefix into DRAM, ahead of need; asynchronous."""
@@ -216,6 +214,22 @@ class Store:
             ticket = Ticket(self._control.fresh_id(), "prefetch")
             deadline = self._clock() + self.config.transfer.timeout
             return self._control.start(PrefetchJob(self._control, ticket, refs, deadline))
+
+    def keep(self, prefix: Prefix, blocks: Blocks, start: int = 0) -> dict[int, Ints]:
+        """Cache blocks of the engine's pool where they are; returns, by group, the ids taken.
+
+        ``blocks`` as for ``save``. The engine must neither write nor release the blocks taken until
+        ``shed`` or ``Polled.shed`` gives them back. Raises MisuseError where the Store was not
+        opened to cache in HBM.
+        """
+        with self._open():
+            symbols, ids, start = self._part(prefix, blocks, start)
+            return self._residents.keep(symbols, ids, start)
+
+    def shed(self, count: int) -> dict[int, Ints]:
+        """Give back up to ``count`` kept blocks, least valuable first; by group their ids."""
+        with self._open():
+            return self._residents.shed(count)
 
     def swap_out(self, sequence: Sequence, ready: ReadyEvent | None = None) -> Swapped:
         """Take a preempted sequence down, its partial last block included; asynchronous.
@@ -235,7 +249,7 @@ class Store:
             count = whole + bool(partial)
             ids = self._block_ids(sequence.blocks, count, count)
             job = self._save_job(
-                "swap_out", symbols, {g: got[:whole] for g, got in ids.items()}, 0, whole, ready
+                "swap_out", symbols, {g: got[:whole] for g, got in ids.items()}, 0, ready
             )
             self._placement.keeps.grow(self._placement.index.capacity)
             keep = self._placement.keeps.lease(self._placement.index.match(symbols))
@@ -279,7 +293,8 @@ class Store:
         with self._open():
             self._waiting.advance()
             results, self._control.results = self._control.results, {}
-        return polled(list(results.values()))
+            shed = self._residents.take_shed()
+        return polled(list(results.values()), shed)
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> Completion | None:
         """Block until a ticket has completed; None if that takes longer than ``timeout`` seconds.
@@ -302,7 +317,8 @@ class Store:
     # -- forgetting ------------------------------------------------------------------------------
 
     def drop(self, tier: str) -> int:
-        """Empty a tier, ``dram`` or ``nvme``, but for blocks in use. Returns the blocks dropped."""
+        """Empty ``hbm``, ``dram`` or ``nvme``, but for blocks in use. Returns the blocks
+        dropped."""
         with self._open():
             shelf = {s.name: s for s in self._placement.shelves}.get(tier)
             if shelf is None:
@@ -311,8 +327,12 @@ class Store:
             refs = np.unique(np.concatenate([x.resident() for x in shelf.ledgers]))
             refs = refs.astype(np.int32)
             refs = refs[~self._placement.index.leases.pinned(refs)]
-            evict = self._control.evict_dram if tier == "dram" else self._control.evict_nvme
-            evict(refs)
+            evict = {
+                "hbm": self._residents.drop,
+                "dram": self._control.evict_dram,
+                "nvme": self._control.evict_nvme,
+            }
+            evict[tier](refs)
             return len(refs)
 
     def reset(self) -> None:
@@ -322,7 +342,9 @@ class Store:
         """
         with self._open():
             self._control.epoch += 1
-            self._placement.reset()
+            freed = self._placement.reset()
+            if self._placement.hbm is not None:
+                self._residents.after_reset(freed[0])
             if self._nvme is not None:
                 self._nvme.reset()
             self._waiting.advance()
@@ -387,13 +409,26 @@ class Store:
         symbols: Symbols,
         ids: dict[int, Ints],
         start: int,
-        stop: int,
         ready: ReadyEvent | None,
     ) -> SaveJob:
-        head = symbols._replace(data=symbols.data[: stop * symbols.width])
-        refs = self._placement.index.insert(head)
+        refs = self._placement.index.insert(symbols)
         ticket = Ticket(self._control.fresh_id(), kind)
-        return SaveJob(self._control, ticket, head, refs, ids, start, ready, self._lowering.stored)
+        return SaveJob(
+            self._control, ticket, symbols, refs, ids, start, ready, self._lowering.stored
+        )
+
+    def _part(
+        self, prefix: Prefix, blocks: Blocks, start: int
+    ) -> tuple[Symbols, dict[int, Ints], int]:
+        """The head of a prefix that ``blocks`` from ``start`` on reach, its ids, and the start."""
+        if start < 0:
+            raise MisuseError(f"start must be 0 or more, got {start}")
+        symbols = self._looking.symbols(prefix)
+        given = max((np.size(ids) for ids in blocks.values()), default=0)
+        stop = min(symbols.num_blocks, start + given)
+        start = min(start, stop)
+        head = symbols._replace(data=symbols.data[: stop * symbols.width])
+        return head, self._block_ids(blocks, stop - start, given), start
 
     def _block_ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
         capacities = [self._hbm.capacity(group) for group in range(len(self.model.groups))]

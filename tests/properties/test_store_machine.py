@@ -8,6 +8,7 @@ of another prefix, another salt or an older epoch is found at once.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
@@ -32,6 +33,9 @@ def token_ids(path: list[int]) -> list[int]:
     return [number * 10 + i for number in path for i in range(SIZE)]
 
 
+Blocks = Mapping[int, Iterable[int]]
+
+
 class StoreMachine(RuleBasedStateMachine):
     hits = Bundle("hits")
     swapped = Bundle("swapped")
@@ -42,16 +46,28 @@ class StoreMachine(RuleBasedStateMachine):
         nvme=st.sampled_from([0, 3, 12, 64]),
         write=st.sampled_from(["through", "demote"]),
         auto=st.booleans(),
+        cache_hbm=st.booleans(),
     )
-    def start(self, hybrid: bool, dram: int, nvme: int, write: str, auto: bool) -> None:
+    def start(
+        self, hybrid: bool, dram: int, nvme: int, write: str, auto: bool, cache_hbm: bool
+    ) -> None:
         model = hybrid_model(SIZE) if hybrid else tiny_model(SIZE)
         self.s = memory_store(
-            model, blocks=HBM, dram=dram, nvme=nvme, write=write, auto=auto, held=not auto
+            model,
+            blocks=HBM,
+            dram=dram,
+            nvme=nvme,
+            write=write,
+            auto=auto,
+            held=not auto,
+            cache_hbm=cache_hbm,
         )
+        self.cache_hbm = cache_hbm
+        self.references = [np.zeros(HBM, np.int64) for _ in self.s.hbm.rows]
+        """By group, how many hold each block, the Store's kept ones included."""
         self.store = self.s.store
         self.resets = 0
-        self.used: set[int] = set()
-        self.open: dict[int, tuple[Ticket, list[int], int, bytes, list[int], int]] = {}
+        self.open: dict[int, tuple[Ticket, Blocks, int, bytes, list[int], int]] = {}
         """Ticket id -> ticket, its blocks, tokens meant, salt, path, resets when it began."""
 
     # -- what the engine does --------------------------------------------------------------------
@@ -62,11 +78,17 @@ class StoreMachine(RuleBasedStateMachine):
         return np.frombuffer(hashlib.shake_128(seed).digest(size), np.uint8)
 
     def take(self, n: int) -> list[int] | None:
-        free = [b for b in range(HBM) if b not in self.used][:n]
+        free = np.flatnonzero(sum(self.references) == 0)[:n].tolist()
         if len(free) < n:
             return None
-        self.used.update(free)
+        self.hold(self.everywhere(free), 1)
         return free
+
+    def hold(self, blocks: Mapping[int, Iterable[int]], count: int) -> None:
+        for group, ids in blocks.items():
+            for block in ids:
+                self.references[group][block] += count
+            assert (self.references[group] >= 0).all(), "given back twice"
 
     def compute(self, path: list[int], salt: bytes, blocks: list[int]) -> None:
         for group, rows in enumerate(self.s.hbm.rows):
@@ -76,9 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
     def everywhere(self, blocks: list[int]) -> dict[int, list[int]]:
         return {group: blocks for group in range(len(self.s.hbm.rows))}
 
-    def follow(
-        self, ticket: Ticket, blocks: list[int], n: int, salt: bytes, path: list[int]
-    ) -> None:
+    def follow(self, ticket: Ticket, blocks: Blocks, n: int, salt: bytes, path: list[int]) -> None:
         self.open[ticket.id] = (ticket, blocks, n, salt, path, self.resets)
 
     # -- rules -----------------------------------------------------------------------------------
@@ -92,8 +112,23 @@ class StoreMachine(RuleBasedStateMachine):
         self.compute(path, salt, blocks)
         prefix = Prefix.from_tokens(token_ids(path), salt=salt)
         ticket = self.store.save(prefix, self.everywhere(blocks[start:]), start=start)
-        self.used -= set(blocks[:start])
-        self.follow(ticket, blocks[start:], len(path) * SIZE, salt, path)
+        self.hold(self.everywhere(blocks[:start]), -1)
+        self.follow(ticket, self.everywhere(blocks[start:]), len(path) * SIZE, salt, path)
+
+    @rule(path=paths, salt=salts)
+    def keep(self, path: list[int], salt: bytes) -> None:
+        blocks = self.take(len(path)) if self.cache_hbm else None
+        if blocks is None:
+            return
+        self.compute(path, salt, blocks)
+        prefix = Prefix.from_tokens(token_ids(path), salt=salt)
+        self.hold(self.store.keep(prefix, self.everywhere(blocks)), 1)
+        self.hold(self.everywhere(blocks), -1)
+
+    @rule(count=st.integers(0, 5))
+    def shed(self, count: int) -> None:
+        if self.cache_hbm:
+            self.hold(self.store.shed(count), -1)
 
     @rule(target=hits, path=paths, salt=salts, limit=st.none() | st.integers(0, 30))
     def lookup(self, path: list[int], salt: bytes, limit: int | None) -> object:
@@ -110,20 +145,26 @@ class StoreMachine(RuleBasedStateMachine):
         item[0].release()
         item[0].release()
 
-    @rule(item=consumes(hits))
-    def load(self, item: tuple) -> None:
+    @rule(item=consumes(hits), share=st.booleans())
+    def load(self, item: tuple, share: bool) -> None:
         hit, path, salt = item
         blocks = self.take(hit.blocks)
         if blocks is None:
             hit.release()
             return
-        ticket = self.store.load(hit, self.everywhere(blocks))
-        self.follow(ticket, blocks, hit.tokens, salt, path)
+        if share and hit.resident and hit.epoch == self.resets:
+            groups = {g: np.where(ids >= 0, ids, blocks) for g, ids in hit.resident.items()}
+            self.hold(self.everywhere(blocks), -1)
+            self.hold(groups, 1)
+        else:
+            groups = {g: np.array(ids) for g, ids in self.everywhere(blocks).items()}
+        ticket = self.store.load(hit, groups)
+        self.follow(ticket, groups, hit.tokens, salt, path)
 
     @rule(path=paths, salt=salts)
     def prefetch(self, path: list[int], salt: bytes) -> None:
         prefix = Prefix.from_tokens(token_ids(path), salt=salt)
-        self.follow(self.store.prefetch(prefix), [], 0, salt, path)
+        self.follow(self.store.prefetch(prefix), {}, 0, salt, path)
 
     @rule(target=swapped, path=paths, salt=salts, partial=st.integers(0, SIZE - 1))
     def swap_out(self, path: list[int], salt: bytes, partial: int) -> object:
@@ -136,7 +177,7 @@ class StoreMachine(RuleBasedStateMachine):
             Prefix.from_tokens(token_ids(path), salt=salt), n, self.everywhere(blocks)
         )
         gone = self.store.swap_out(sequence)
-        self.follow(gone.ticket, blocks, n, salt, path)
+        self.follow(gone.ticket, self.everywhere(blocks), n, salt, path)
         return gone, path, salt
 
     @rule(item=consumes(swapped), back=st.booleans())
@@ -148,9 +189,8 @@ class StoreMachine(RuleBasedStateMachine):
         if blocks is None:
             self.store.discard(gone)
             return
-        self.follow(
-            self.store.swap_in(gone, self.everywhere(blocks)), blocks, gone.num_tokens, salt, path
-        )
+        ticket = self.store.swap_in(gone, self.everywhere(blocks))
+        self.follow(ticket, self.everywhere(blocks), gone.num_tokens, salt, path)
 
     @rule(data=st.data(), fail=st.booleans())
     def run_one(self, data: st.DataObject, fail: bool) -> None:
@@ -164,9 +204,10 @@ class StoreMachine(RuleBasedStateMachine):
         if self.s.records is not None:
             self.s.records.settle(n)
 
-    @rule(tier=st.sampled_from(["dram", "nvme"]))
+    @rule(tier=st.sampled_from(["hbm", "dram", "nvme"]))
     def drop(self, tier: str) -> None:
-        if tier == "dram" or self.s.records is not None:
+        has = {"hbm": self.cache_hbm, "dram": True, "nvme": self.s.records is not None}
+        if has[tier]:
             self.store.drop(tier)
 
     @rule(data=st.data())
@@ -195,6 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
             + polled.swapped_out
         )
         assert {c.ticket.id for c in polled.failed} <= {c.ticket.id for c in ended}
+        self.hold(polled.shed, -1)
         for completion in ended:
             self.ended(completion)
 
@@ -203,9 +245,11 @@ class StoreMachine(RuleBasedStateMachine):
     def ended(self, done: Completion) -> None:
         ticket, blocks, n, salt, path, began = self.open.pop(done.ticket.id)  # once, or KeyError
         assert ticket.kind == done.ticket.kind
-        self.used -= set(blocks)
+        self.hold(blocks, -1)
         if ticket.kind in ("save", "swap_out"):
-            assert all(set(ids) == set(blocks) for ids in done.freed.values())
+            assert {g: set(ids) for g, ids in done.freed.items()} == {
+                g: set(ids) for g, ids in blocks.items()
+            }
         if ticket.kind not in ("load", "swap_in"):
             return
         assert done.tokens <= n
@@ -216,7 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
         for group, rows in enumerate(self.s.hbm.rows):
             for i in self.store.model.groups[group].spec.blocks_read(done.tokens):
                 expected = self.bytes_of(group, path, salt, i + 1)
-                assert np.array_equal(rows[blocks[i]], expected), (ticket, group, i)
+                assert np.array_equal(rows[blocks[group][i]], expected), (ticket, group, i)
 
     @invariant()
     def sound(self) -> None:
@@ -233,6 +277,11 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.poll()
         assert not self.open, f"tickets without an end: {self.open}"
+        if self.cache_hbm:
+            self.store.drop("hbm")
+        self.poll()
+        kept = sum(int(r.sum()) for r in self.references)
+        assert kept == 0 or self.store.stats().leases, "blocks that nobody gives back"
         assert self.store.stats().moves_in_flight == 0
         self.store.close()
 

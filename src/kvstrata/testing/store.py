@@ -46,13 +46,15 @@ def memory_store(
     write: str = "through",
     auto: bool = True,
     held: bool = False,
+    cache_hbm: bool = False,
     verify_one_in: int = 1,
     survived: MemoryRecords | None = None,
 ) -> MemoryStore:
     """A Store with so many HBM blocks, DRAM slots and NVMe records a group (0: no NVMe tier).
 
-    ``auto`` False makes Moves wait for ``executor.run``; ``held`` True makes the catalogue wait for
-    ``records.settle``. ``survived`` are the records of an earlier store: a restart.
+    ``cache_hbm`` lets the Store keep blocks of the pool. ``auto`` False makes Moves wait for
+    ``executor.run``; ``held`` True makes the catalogue wait for ``records.settle``. ``survived``
+    are the records of an earlier store: a restart.
     """
     clock, bell, metrics = ManualClock(), Bell(), Metrics()
     groups = range(len(model.groups))
@@ -63,10 +65,11 @@ def memory_store(
         {"nvme": {"write": write}, "dram": {"verify_one_in": verify_one_in}}
     )
     below = Shelf("nvme", [nvme for _ in groups], LRU()) if nvme else None
+    above = Shelf("hbm", [blocks for _ in groups], LRU()) if cache_hbm else None
     store = Store(
         config,
         model,
-        Placement(model, Shelf("dram", [dram for _ in groups], LRU()), below),
+        Placement(model, Shelf("dram", [dram for _ in groups], LRU()), below, above),
         executor,
         hbm=hbm,
         dram=ram,
