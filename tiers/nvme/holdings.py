@@ -11,7 +11,7 @@ from kvstrata.tiers.nvme.changes import Gone, Outcome, Place, Put, place_of
 from kvstrata.tiers.nvme.entries import entries
 from kvstrata.tiers.nvme.grow import Growth
 from kvstrata.tiers.nvme.quota import Budget
-from kvstrata.tiers.nvme.record import Record, record_id
+from kvstrata.tiers.nvme.record import record_id
 from kvstrata.tiers.nvme.recovery import Recovery
 from kvstrata.tiers.nvme.run import WriteRun, Written
 from kvstrata.tiers.nvme.space import Space
@@ -22,8 +22,8 @@ from kvstrata.tiers.nvme.table import Table
 class Holdings:
     """Records of one namespace in their tables, records of others by age, and the space of all.
 
-    Invariant 1: every record's space is held once: by a table, by ``others`` or by a delete that
-    is not durable yet.
+    Invariant 1: every record's space is held once: by a table (in use or retired), by ``others``
+    or by a delete that is not durable yet.
 
     Pure bookkeeping: it tells what to put into the catalogue and what to delete from it, and hears
     how that went.
@@ -33,6 +33,7 @@ class Holdings:
         self.space = space
         self.tables = tables
         self._number = number
+        self._retired: list[tuple[int, int, Table]] = []
         self._others: list[Gone] = [(one.id(), place_of(one)) for one in stock.others]
 
     @classmethod
@@ -78,25 +79,49 @@ class Holdings:
         for run in runs:
             mine = written[at : at + len(run.keys)]
             at += len(run.keys)
-            kept: list[Record] = []
-            for one, entry in zip(run.records, entries(run, mine, self._number, now), strict=True):
-                if entry is not None:
-                    kept.append(entry)
-                    puts.append((run.group, one, entry))
-                    self.tables[run.group].fill(one, entry)
-            places = [(entry.offset, entry.width) for entry in kept]
+            found = entries(run, mine, self._number, now)
+            kept = [
+                (run.group, one, entry)
+                for one, entry in zip(run.records, found, strict=True)
+                if entry is not None
+            ]
+            puts += kept
+            self.tables[run.group].fill([k[1] for k in kept], [k[2] for k in kept])
+            places = [(entry.offset, entry.width) for *_, entry in kept]
             self.space.fill(run.file, run.offset, run.passport_bytes, places)
         return puts
 
     def forget(self, group: int, records: Iterable[int], epoch: int) -> list[Gone]:
         """Empty ids (those that hold nothing are passed over); what is to be deleted."""
-        table = self.tables[group]
+        return self._empty(self.tables[group], group, records, epoch)
+
+    def _empty(self, table: Table, group: int, records: Iterable[int], epoch: int) -> list[Gone]:
         gone: list[Gone] = []
         for one in records:
             if table.holds(one):
                 key = record_id(self._number, epoch, group, table.key(one))
                 gone.append((key, table.place(one)))
                 table.clear(one)
+        return gone
+
+    @property
+    def retired(self) -> int:
+        """Records of epochs that a reset has ended, still to be deleted."""
+        return sum(len(table) for *_, table in self._retired)
+
+    def retire(self, epoch: int) -> None:
+        """Empty all ids at once; ``clear_out`` then tells bit by bit what is to be deleted."""
+        self._retired += [(g, epoch, table) for g, table in enumerate(self.tables) if len(table)]
+        self.tables = [Table(table.capacity, table.raw) for table in self.tables]
+
+    def clear_out(self, most: int) -> list[Gone]:
+        """Up to about ``most`` retired records, to be deleted."""
+        gone: list[Gone] = []
+        while self._retired and len(gone) < most:
+            group, epoch, table = self._retired[-1]
+            gone += self._empty(table, group, table.ids()[:most].tolist(), epoch)
+            if not len(table):
+                self._retired.pop()
         return gone
 
     def reclaim(self, nbytes: int) -> list[Gone]:
@@ -111,10 +136,11 @@ class Holdings:
         """Give back the space of durable deletes and of puts that failed."""
         for group, one, entry in out.failed:
             # Unless it was deleted in the meantime: then the delete gives the space back.
-            table = self.tables[group]
-            if table.holds(one) and table.place(one) == place_of(entry):
-                table.clear(one)
-                self.space.release(*place_of(entry))
+            for table in (self.tables[group], *(t for g, _, t in self._retired if g == group)):
+                if table.holds(one) and table.place(one) == place_of(entry):
+                    table.clear(one)
+                    self.space.release(*place_of(entry))
+                    break
         for place in out.freed:
             self.space.release(*place)
 
@@ -123,7 +149,8 @@ class Holdings:
         self.space.check()
         for table in self.tables:
             table.check()
-        places = [table.place(one) for table in self.tables for one in table.ids().tolist()]
+        every = [*self.tables, *(table for *_, table in self._retired)]
+        places = [table.place(one) for table in every for one in table.ids().tolist()]
         places += [place for _, place in self._others]
         places += deleting
         assert len(set(places)) == len(places) == self.space.live, "holdings 1"

@@ -126,7 +126,9 @@ def decode(data: bytes | memoryview) -> Passport | None:
     )
     start = _HEAD.size + n * _BLOCK.size
     # A right checksum with wrong contents is forged or a bug of ours: it must not crash a rebuild.
-    if not n or start > len(body) or offset % PAGE or capacity != padded(raw) or not raw:
+    if not n or start > len(body) or offset % PAGE or capacity != padded(raw):
+        return None
+    if not 0 < raw <= 1 << 32:
         return None
     keys: list[bytes] = []
     symbols: list[bytes] = []

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -44,9 +44,12 @@ KEY_SIZE = _KEY.size
 OVERHEAD = KEY_SIZE + _SYMBOL_AT
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One catalogued block. Offsets and lengths in bytes, ``last_use`` in seconds since 1970."""
+class Record(NamedTuple):
+    """One catalogued block. Offsets and lengths in bytes, ``last_use`` in seconds since 1970.
+
+    A tuple, not a dataclass: an open makes one of each record, and a tuple takes a sixth of the
+    time.
+    """
 
     namespace: int
     epoch: int
@@ -123,29 +126,15 @@ def decode(key: bytes, value: bytes) -> Record | None:
     )
     if not 0 < stored <= capacity or not 0 < raw <= capacity or (codec == 0 and stored != raw):
         return None
+    if max(offset, capacity) >= 1 << 44:
+        return None
     if (run | passport_bytes | offset | capacity) % PAGE or offset < run + passport_bytes:
         return None
     namespace, epoch, group, block = _KEY.unpack(key)
     return Record(
-        namespace=namespace,
-        epoch=epoch,
-        group=group,
-        key=block,
-        parent=parent,
-        root=root,
-        depth=depth,
-        symbol=value[_SYMBOL_AT:],
-        last_use=last_use,
-        file=file,
-        run=run,
-        passport_bytes=passport_bytes,
-        offset=offset,
-        capacity=capacity,
-        stored=stored,
-        raw=raw,
-        codec=codec,
-        checksum=checksum,
-    )
+        namespace, epoch, group, block, parent, root, depth, value[_SYMBOL_AT:], last_use,
+        file, run, passport_bytes, offset, capacity, stored, raw, codec, checksum,
+    )  # fmt: skip
 
 
 def touched(key: bytes, value: bytes, last_use: float) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import lmdb
@@ -163,7 +163,7 @@ def _from_passports(
             latest[namespace] = max(latest[namespace], epoch)
     spaces = {name: (number, latest[name]) for number, name in enumerate(sorted(latest), 1)}
     records = [
-        replace(one, namespace=spaces[namespace][0])
+        one._replace(namespace=spaces[namespace][0])
         for (namespace, epoch, _, _), one in found.items()
         if namespace in spaces and spaces[namespace][1] == epoch
     ]

@@ -9,6 +9,7 @@ from kvstrata.tiers.nvme.extents import Extents
 from kvstrata.tiers.nvme.grow import Growth
 from kvstrata.tiers.nvme.passport import passport_bytes
 from kvstrata.tiers.nvme.record import Record
+from kvstrata.tiers.nvme.settle import settle
 
 RUN_BYTES = 8 << 20
 """Bytes of a run: large enough for the device's full speed, small enough that a save or a load is
@@ -45,43 +46,14 @@ class Space:
             self.extents.add(file, size)
 
     def settle(self, records: Sequence[Record]) -> list[int]:
-        """Take in the records of a catalogue; the indices of those that cannot be where they say.
-
-        Those lie outside of the files, or overlap another (then both go, since nobody knows which
-        of them is whole).
-        """
-        bad: set[int] = set()
-        runs: dict[tuple[int, int], list[int]] = {}
-        stretches: list[tuple[int, int, int, list[int]]] = []
-        for index, record in enumerate(records):
-            members = runs.setdefault((record.file, record.run), [])
-            if not members:
-                stretches.append((record.file, record.run, record.passport_bytes, members))
-            elif records[members[0]].passport_bytes != record.passport_bytes:
-                bad.update((index, members[0]))
-            members.append(index)
-            stretches.append((record.file, record.offset, record.width, [index]))
-        sizes = self.extents.files()
-        last: tuple[int, int, list[int]] = (-1, 0, [])
-        for file, start, length, owners in sorted(stretches, key=lambda item: item[:3]):
-            if start + length > sizes.get(file, 0):
-                bad.update(owners)
-            elif last[0] == file and start < last[1]:
-                bad.update(owners)
-                bad.update(last[2])
-            if last[0] != file or start + length > last[1]:
-                last = (file, start + length, owners)
-        kept = [(r.file, r.offset, r.width) for i, r in enumerate(records) if i not in bad]
-        for (file, run), members in runs.items():
-            live = [records[i] for i in members if i not in bad]
-            if live:
-                passport = live[0].passport_bytes
-                self._runs[file, run] = _Run(len(live), passport, sum(r.width for r in live))
-                kept.append((file, run, passport))
-        for file, start, length in sorted(kept):
-            if not self.extents.claim(file, start, length):
+        """Take in the records of a catalogue; indices of those that cannot be there."""
+        found = settle(records, self.extents.files())
+        for file, offset, live, passport, payload in found.runs:
+            self._runs[file, offset] = _Run(live, passport, payload)
+        for stretch in found.stretches:
+            if not self.extents.claim(*stretch):
                 raise AssertionError("a stretch that overlaps nothing is not free")
-        return sorted(bad)
+        return found.bad
 
     def place(self, n: int, capacity: int, symbol: int) -> list[tuple[int, int, int, int]] | None:
         """Room for n blocks: (file, offset, passport bytes, blocks) a run, or None for no room."""

@@ -60,11 +60,11 @@ def sort_out(
         )
         stock.doomed.extend(found[table.capacity :])
         kept = sorted(found[: table.capacity], key=lambda record: record.depth)
-        for at, r in enumerate(kept):
-            table.fill(at, r)
-            stock.recovered.append(
-                Recovered(at, group, r.root, r.depth, r.parent, r.key, r.symbol, r.last_use)
-            )
+        table.fill(range(len(kept)), kept)
+        stock.recovered += [
+            Recovered(at, group, r.root, r.depth, r.parent, r.key, r.symbol, r.last_use)
+            for at, r in enumerate(kept)
+        ]
     stock.recovered.sort(key=lambda one: one.depth)
     return stock
 

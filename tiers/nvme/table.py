@@ -44,16 +44,20 @@ class Table:
         """Whether this id holds a record; ids out of range do not."""
         return 0 <= record < self.capacity and bool(self._file[record])
 
-    def fill(self, record: int, entry: Record) -> None:
-        """Fill an id."""
-        self._used += not self._file[record]
-        self._file[record] = entry.file + 1
-        self._run[record] = entry.run
-        self._offset[record] = entry.offset
-        self._stored[record] = entry.stored
-        self._codec[record] = entry.codec
-        self._checksum[record] = entry.checksum
-        self._key[record] = np.frombuffer(entry.key, np.uint8)
+    def fill(self, records: Sequence[int], entries: Sequence[Record]) -> None:
+        """Fill ids, which must be empty and different."""
+        if not entries:
+            return
+        ids = np.asarray(records, np.int64)
+        self._used += len(ids)
+        self._file[ids] = [entry.file + 1 for entry in entries]
+        self._run[ids] = [entry.run for entry in entries]
+        self._offset[ids] = [entry.offset for entry in entries]
+        self._stored[ids] = [entry.stored for entry in entries]
+        self._codec[ids] = [entry.codec for entry in entries]
+        self._checksum[ids] = np.array([entry.checksum for entry in entries], np.uint64)
+        keys = np.frombuffer(b"".join(entry.key for entry in entries), np.uint8)
+        self._key[ids] = keys.reshape(-1, KEY_BYTES)
 
     def clear(self, record: int) -> None:
         """Empty an id; empty already is fine."""

@@ -15,7 +15,7 @@ from kvstrata.core.errors import ClosedError, ConfigError, MisuseError, StorageE
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
 from kvstrata.tiers.nvme import epochs, record
-from kvstrata.tiers.nvme.changes import Changes, place_of
+from kvstrata.tiers.nvme.changes import CHUNK, Changes, place_of
 from kvstrata.tiers.nvme.directory import Directory, foreign_bytes, physical_bytes
 from kvstrata.tiers.nvme.entries import cut
 from kvstrata.tiers.nvme.holdings import Holdings
@@ -124,7 +124,7 @@ class NvmeTier:
     @property
     def deletes_pending(self) -> bool:
         """Whether space will become free with a later ``poll``."""
-        return self._changes.deletes > 0
+        return self._changes.deletes + self._held.retired > 0
 
     def recovered(self) -> list[Recovered]:
         """What was found at open, by depth. Handed over once: a second call gives an empty list."""
@@ -249,6 +249,8 @@ class NvmeTier:
             self._metrics.set("nvme_used_bytes", self.used_bytes)
         if not self._closed:
             self._changes.retry()
+            if self._held.retired and self.writable and self._changes.deletes < CHUNK:
+                self._changes.delete(self._held.clear_out(CHUNK))
         return out.done
 
     def reset(self) -> int:
@@ -269,10 +271,9 @@ class NvmeTier:
         old = self.epoch
         self.epoch += 1
         self._spaces[self.namespace] = self._number, self.epoch
+        self._held.retire(old)
         self._changes.owe_meta(record.encode_space(self.namespace, self._number, self.epoch))
         self._changes.flush(PATIENCE)
-        for group, table in enumerate(self._held.tables):
-            self._changes.delete(self._held.forget(group, table.ids().tolist(), old))
         self._recovered = []
         return self.epoch
 
