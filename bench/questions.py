@@ -11,7 +11,6 @@ from kvstrata.core.errors import ConfigError
 QUESTIONS = (
     "What is the KV cache of a language model, and why is it called the working memory?",
     "Which two phases does a request have, and what limits each of them?",
-    "Why did the first programs that served language models waste so much memory?",
     "When is loading the keys and values from a drive better than computing them?",
 )
 _LEAST = 128

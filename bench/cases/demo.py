@@ -135,8 +135,9 @@ class _Demo:
 
         def arm() -> float:
             asked = 1 + len(answers) % questions
-            # A whole answer once for each question; after that the first token is enough.
-            more = ANSWER - 1 if len(answers) < questions else 0
+            # A whole answer once for each question; after that the first token is enough. The floor
+            # decodes as the DRAM hit does, so its whole answers would only take time.
+            more = ANSWER - 1 if len(answers) < questions and name != "floor" else 0
             answer = self._answer(name, asked, more)
             answers.append(answer)
             if name == "floor":
@@ -169,7 +170,7 @@ class _Demo:
     ) -> Result:
         ttft = {name: min(values) for name, values in seconds.items()}
         cached = {name: min(a.cached for a in answers[name]) for name in HITS}
-        identical = all(len({tuple(a.tokens) for a in same}) == 1 for same in given)
+        identical = all(_agree([answer.tokens for answer in same]) for same in given)
         loaded = [a for name in HITS for a in answers[name]]
         compared = sum(len(a.blocks) for a in loaded)
         differ = sum(
@@ -230,3 +231,9 @@ class _Demo:
         if min(data["cached_tokens"].values()) == 0:
             lines.append("Something was not stored (see the warnings): those arms computed again.")
         return "\n".join(lines)
+
+
+def _agree(answers: list[list[int]]) -> bool:
+    """Whether all of them begin like the longest: some arms stop after the first token."""
+    longest = max(answers, key=len)
+    return all(answer == longest[: len(answer)] for answer in answers)

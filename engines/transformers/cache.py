@@ -71,7 +71,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self._view.values.narrow(0, first + start, stop - start).copy_(values)
             rows = self._view.keys.narrow(0, at, count), self._view.values.narrow(0, at, count)
         else:
-            slots = self._pages.slots(start, stop).to(keys.device)
+            slots = self._pages.slots(start, stop)
             self._view.keys.index_copy_(0, slots, keys)
             self._view.values.index_copy_(0, slots, values)
             rows = self._gathered(start, stop, begin, keys, values)
@@ -141,7 +141,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         copy = self._copy
         if copy is None or copy.epoch != self._pages.epoch or copy.length < start:
-            slots = self._pages.slots(0, start).to(keys.device)
+            slots = self._pages.slots(0, start)
             copy = _Copy(self._pages.epoch)
             keys_then, values_then = self._view.keys, self._view.values
             copy.put(0, keys_then.index_select(0, slots), values_then.index_select(0, slots))

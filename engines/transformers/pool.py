@@ -132,13 +132,14 @@ class Pages:
         return blocks.allocate(n, after=self.ids[-1] if self.ids else None)
 
     def slots(self, start: int, stop: int) -> Tensor:
-        """Rows of the tokens start ... stop - 1 in the pool, int64 ``[stop - start]`` (host)."""
+        """Rows of the tokens start ... stop - 1 in the pool, int64 ``[stop - start]``."""
         if self._slots is None or self._slots[:2] != (start, stop):
             size = self._pool.block_size
             places = torch.arange(start, stop)
             blocks = torch.tensor(self.ids)[places // size]
             # Every layer of a forward pass asks for the same range.
-            self._slots = (start, stop, blocks * size + places % size)
+            slots = (blocks * size + places % size).to(self._pool.layers[0].keys.device)
+            self._slots = (start, stop, slots)
         return self._slots[2]
 
 

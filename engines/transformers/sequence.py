@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.model import KVModel
@@ -19,7 +20,7 @@ from kvstrata.prefix_index.tokens import TokenIds, token_ids
 from kvstrata.store.answers import Sequence
 from kvstrata.store.store import Store
 from kvstrata.store.swap import Swapped
-from kvstrata.transfer.move import Ticket
+from kvstrata.transfer.move import ReadyEvent, Ticket
 
 
 class PagedSequence:
@@ -85,7 +86,7 @@ class PagedSequence:
             return None
         ids = {pages.group: pages.ids[start:stop] for pages in self.cache.pages}
         prefix = self._named(known[: stop * size])
-        ticket = self._store.save(prefix, ids, start=start)
+        ticket = self._store.save(prefix, ids, start=start, ready=self._now())
         self._readers.reading(ticket, ids)
         self._saves.append((stop * size, ticket))
         self._stored = stop
@@ -115,7 +116,8 @@ class PagedSequence:
             ]
             for pages in self.cache.pages
         }
-        swapped = self._store.swap_out(Sequence(self._named(known), length, ids))
+        sequence = Sequence(self._named(known), length, ids)
+        swapped = self._store.swap_out(sequence, ready=self._now())
         completion = self._store.wait(swapped.ticket)
         if completion is None or completion.tokens < length:
             self._store.discard(swapped)
@@ -137,7 +139,8 @@ class PagedSequence:
         self._hold(self._length)
         count = blocks_for(self._length, size)
         ids = {pages.group: pages.ids[:count] for pages in self.cache.pages}
-        completion = self._store.wait(self._store.swap_in(self._swapped, ids))
+        ticket = self._store.swap_in(self._swapped, ids, ready=self._now())
+        completion = self._store.wait(ticket)
         self._swapped = None
         got = completion.tokens if completion is not None else 0
         self.cache.unpark()
@@ -180,8 +183,17 @@ class PagedSequence:
                 return 0
             count = hit.tokens // self._model.block_size
             ids = {pages.group: pages.ids[:count] for pages in self.cache.pages}
-            completion = self._store.wait(self._store.load(hit, ids))
+            ticket = self._store.load(hit, ids, ready=self._now())
+            completion = self._store.wait(ticket)
         return completion.tokens if completion is not None else 0
+
+    def _now(self) -> ReadyEvent | None:
+        """After all that was launched so far, which may still read or write the blocks meant."""
+        device = self._pool.layers[0].keys.device
+        if device.type != "cuda":
+            return None
+        event: ReadyEvent = torch.cuda.current_stream(device).record_event()
+        return event
 
     def _hold(self, tokens: int) -> None:
         # Headroom keeps a growing sequence in one run; it is a wish, the tokens are a need.
