@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from kvstrata.tiers.nvme.record import Record
 from kvstrata.tiers.nvme.space import Space
 from kvstrata.tiers.nvme.table import Table
 from kvstrata.tiers.records import Recovered
+
+_DEPTH = attrgetter("depth")
+_LAST_USE = attrgetter("last_use")
 
 
 @dataclass(slots=True)
@@ -51,21 +56,24 @@ def sort_out(
         else:
             mine[record.group].append(record)
     stock.others.sort(key=lambda record: -record.last_use)
+    for table, found in zip(tables, mine, strict=True):
+        if len(found) > table.capacity:  # a smaller quota than before: the newest stay
+            found.sort(key=_LAST_USE, reverse=True)
+            stock.doomed += found[table.capacity :]
+            del found[table.capacity :]
+        found.sort(key=_DEPTH)
     reachable = _reachable(mine)
     for group, (table, found) in enumerate(zip(tables, mine, strict=True)):
-        # A smaller quota than before: the newest stay.
-        stock.doomed.extend(one for one in found if one.key not in reachable)
-        found = sorted(
-            (one for one in found if one.key in reachable), key=lambda one: -one.last_use
-        )
-        stock.doomed.extend(found[table.capacity :])
-        kept = sorted(found[: table.capacity], key=lambda record: record.depth)
+        kept = [one for one in found if one.key in reachable]
+        if len(kept) < len(found):
+            stock.doomed += [one for one in found if one.key not in reachable]
         table.fill(range(len(kept)), kept)
         stock.recovered += [
             Recovered(at, group, r.root, r.depth, r.parent, r.key, r.symbol, r.last_use)
             for at, r in enumerate(kept)
         ]
-    stock.recovered.sort(key=lambda one: one.depth)
+    if len(tables) > 1:
+        stock.recovered.sort(key=_DEPTH)
     return stock
 
 
@@ -73,10 +81,10 @@ def _reachable(groups: Sequence[Sequence[Record]]) -> set[bytes]:
     """Keys that a prefix can reach: those of first blocks, and of blocks whose parent is reachable.
 
     A block without its parent (lost, or evicted by a smaller quota) would take space for ever.
+    Every group is ordered by depth.
     """
     keys: set[bytes] = set()
-    every = (record for records in groups for record in records)
-    for record in sorted(every, key=lambda record: record.depth):
+    for record in heapq.merge(*groups, key=_DEPTH) if len(groups) > 1 else groups[0]:
         if record.depth == 0 or record.parent in keys:
             keys.add(record.key)
     return keys

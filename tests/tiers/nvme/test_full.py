@@ -1,13 +1,20 @@
 """A disk that is full or fails: storing stops with one warning, reading goes on."""
 
 import errno
+import json
 import logging
 import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import lmdb
 import pytest
 
 from kvstrata.tiers.nvme import catalogue, changes, grow
+
+WORLD = Path(__file__).with_name("world.py")
 
 
 @pytest.fixture
@@ -142,3 +149,25 @@ def test_epochs_that_cannot_be_written_stop_storing_only(opened, monkeypatch, wa
     os.unlink(os.path.join(first.tier.directory, "EPOCHS"))
     two = opened()
     assert two.read()[0] == set(keys) and not two.tier.writable
+
+
+@pytest.mark.parametrize("limit", [8192, 40_000, 1 << 20])
+def test_a_process_whose_files_may_not_grow(tmp_path, limit):
+    """RLIMIT_FSIZE, as a disk that is full for us alone: no store, no wrong answer, no death."""
+    path = tmp_path / "nvme"
+    serve = [sys.executable, str(WORLD), "serve", str(path)]
+    first = subprocess.run(serve, capture_output=True, text=True, check=True)
+    stored = json.loads(first.stdout)
+    assert stored["stores"] and not stored["good"]
+    for number in os.listdir(path / "extents"):
+        os.unlink(path / "extents" / number)
+    child = subprocess.run(
+        serve,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    told = json.loads(child.stdout)
+    assert told["wrong"] == 0 and not told["stores"]
+    assert len([text for text in told["warnings"] if "cannot grow" in text]) == 1
