@@ -21,6 +21,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NewType
 
@@ -38,12 +39,12 @@ def parse_size(text: str | int) -> Size:
     Raises ConfigError for anything else, decimal units (GB) included, since they are ambiguous.
     """
     if isinstance(text, int) and not isinstance(text, bool):
-        number, unit = float(text), ""
+        number, unit = Fraction(text), ""
     else:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
         if found is None or found[2].upper() not in _UNITS:
             raise ConfigError(f"{text!r} is not a size; write bytes or KiB, MiB, GiB, TiB")
-        number, unit = float(found[1]), found[2].upper()
+        number, unit = Fraction(found[1]), found[2].upper()
     if number < 0:
         raise ConfigError(f"{text!r} is not a size; it must not be negative")
     return Size(int(number * _UNITS[unit]))
@@ -130,8 +131,8 @@ class StoreConfig:
             ("transfer.timeout", self.transfer.timeout, 0.001),
         ]
         for name, value, least in at_least:
-            if value < least:
-                raise ConfigError(f"{name} must be {least:g} or more, got {value:g}")
+            if not value >= least:  # a NaN is not either
+                raise ConfigError(f"{name} must be {least} or more, got {value}")
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, object]) -> StoreConfig:
@@ -142,14 +143,21 @@ class StoreConfig:
     @classmethod
     def from_toml(cls, path: str | Path) -> StoreConfig:
         """The settings in a TOML file. Raises ConfigError, also where the file cannot be read."""
+        named = _line(path)
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
+            raise ConfigError(f"cannot read the configuration {named}: {error}") from error
         try:
-            return cls.from_dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+            tree = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # tomllib lets some of Python's own through
+            raise ConfigError(f"{named} is not TOML: {error}") from error
+        return cls.from_dict(tree)
+
+
+def _line(text: object) -> str:
+    """The text on one line, whatever is in it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
 def _build(cls: type, tree: Mapping[str, object], where: str) -> Any:
@@ -158,7 +166,7 @@ def _build(cls: type, tree: Mapping[str, object], where: str) -> Any:
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1)
             hint = f"did you mean {where}{near[0]}?" if near else f"known: {', '.join(hints)}"
-            raise ConfigError(f"unknown setting {where}{key}; {hint}")
+            raise ConfigError(f"unknown setting {where}{_line(key)}; {hint}")
     return cls(**{key: _value(hints[key], value, where + key) for key, value in tree.items()})
 
 
@@ -180,7 +188,10 @@ def _value(hint: Any, value: object, where: str) -> object:
             raise ConfigError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is too large a number") from None
     plain = hint if not isinstance(hint, types.UnionType) else typing.get_args(hint)
     if not isinstance(value, plain) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} must be {getattr(hint, '__name__', hint)}, got {value!r}")

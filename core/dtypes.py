@@ -59,5 +59,5 @@ def dtype(name: object) -> DType:
     text = _ALIASES.get(text, text)
     if text not in _BITS:
         known = ", ".join(sorted(_BITS))
-        raise ConfigError(f"unknown element type {name!s}; use one of {known}")
+        raise ConfigError(f"unknown element type {name!r}; use one of {known}")
     return DType(text, _BITS[text])

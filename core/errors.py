@@ -1,15 +1,14 @@
 """The errors of kvstrata.
 
-    KVStrataError                 everything we raise on purpose; its text is one line that says
-    what to do
-      MisuseError                 a call that can never be right (also a ValueError)
-        ConfigError               a setting that is unknown, ill-typed or impossible
-        LayoutError               tensors that contradict the given KVModel, block ids out of range
-      FingerprintError            bytes of another format version or another model where ours must
-      be DirectoryBusyError          the NVMe directory belongs to another Store
-      StorageError                a directory that cannot be used at all, at open
-      DeviceLostError             a device or rank that will not answer again
-      ClosedError                 a call on something that has been closed (also a ValueError)
+    KVStrataError             everything we raise on purpose; its text says in one line what to do
+      MisuseError             a call that can never be right (also a ValueError)
+        ConfigError           a setting that is unknown, ill-typed or impossible
+        LayoutError           tensors that contradict the given KVModel, block ids out of range
+      FingerprintError        bytes of another format version or model where ours must be
+      DirectoryBusyError      the NVMe directory belongs to another Store
+      StorageError            a directory that cannot be used at all, at open
+      DeviceLostError         a device or rank that will not answer again
+      ClosedError             a call on something that has been closed (also a ValueError)
 
 A miss, a full tier and a damaged record are not here: they are answers, and the caller recomputes.
 """

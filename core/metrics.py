@@ -40,11 +40,16 @@ class Metrics:
 
     def text(self) -> str:
         """All values in Prometheus' text form."""
-        return "".join(f"kvstrata_{k} {v:g}\n" for k, v in sorted(self.snapshot().items()))
+        # 16 digits: bytes are counted exactly up to 2 ** 53.
+        return "".join(f"kvstrata_{k} {v:.16g}\n" for k, v in sorted(self.snapshot().items()))
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:
     if not labels:
         return name
-    inner = ",".join(f'{k}="{v}"' for k, v in sorted(labels.items()))
+    inner = ",".join(f'{k}="{v.translate(_ESCAPES)}"' for k, v in sorted(labels.items()))
     return f"{name}{{{inner}}}"
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+"""What Prometheus wants escaped in a label's value."""

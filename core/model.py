@@ -47,7 +47,7 @@ class KVModel:
     block_layout: str = "layer-part-token"
 
     def __post_init__(self) -> None:
-        if len(self.weights) < 16:
+        if not isinstance(self.weights, bytes) or len(self.weights) < 16:
             raise ConfigError(
                 "KVModel.weights must be a digest of the weights (16 bytes or more), "
                 "not a label; see kvstrata.engines.transformers.weights_digest"
@@ -60,8 +60,9 @@ class KVModel:
         names = [name for group in self.groups for name in group.layers]
         if len(set(names)) != len(names):
             raise ConfigError("a layer belongs to two KV groups")
-        if self.tensor_parallel < 1:
-            raise ConfigError(f"tensor_parallel must be 1 or more, got {self.tensor_parallel}")
+        ranks = self.tensor_parallel
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+            raise ConfigError(f"tensor_parallel must be a whole number, 1 or more, got {ranks!r}")
 
     @property
     def block_size(self) -> int:

@@ -126,7 +126,7 @@ class SlidingWindow(FullAttention):
     def blocks_read(self, num_tokens: int) -> range:
         first = max(0, num_tokens - self.window + 1)
         stop = blocks_for(num_tokens, self.block_size)
-        return range(min(first // self.block_size, stop), stop)
+        return range(first // self.block_size if first < num_tokens else stop, stop)
 
     def max_blocks(self, num_tokens: int) -> int:
         # The window may begin in the middle of a block, so it can touch one block more.
