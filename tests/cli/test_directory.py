@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
         tensor.fill_(number + 1)
     with kvstrata.open_store(config, model, hbm=hbm) as store:
         prefix = kvstrata.Prefix.from_tokens(range(BLOCKS * model.block_size))
-        store.save(prefix, {0: list(range(BLOCKS))})
+        assert store.wait(store.save(prefix, {0: list(range(BLOCKS))}), 60) is not None
     return path
 
 
