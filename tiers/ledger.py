@@ -50,7 +50,8 @@ class Ledger:
     3. Pins are never negative; EMPTY slots have none, FILLING ones at least their writer's.
     4. A slot is on the free list exactly once if EMPTY, else never.
 
-    Every operation takes and returns whole arrays; none is half done when it raises.
+    Every operation takes and returns whole arrays; none is half done when it raises. Refs and slots
+    given to one call must be distinct, but for ``pin`` and ``unpin``.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -170,7 +171,8 @@ class Ledger:
     def adopt(self, refs: ArrayLike, slots: ArrayLike) -> None:
         """Make EMPTY slots READY copies of refs, as found on a device at open."""
         refs, slots = np.asarray(refs, np.int64), np.asarray(slots, np.int64)
-        if (self._state[slots] != State.EMPTY).any() or (self.slots(refs) >= 0).any():
+        twice = len(np.unique(refs)) < len(refs) or len(np.unique(slots)) < len(slots)
+        if twice or (self._state[slots] != State.EMPTY).any() or (self.slots(refs) >= 0).any():
             raise MisuseError("a slot or a block was recovered twice")
         kept = self._free[: self.free]
         kept = kept[~np.isin(kept, slots)]
