@@ -34,7 +34,7 @@ class KVStrata:
         config: StoreConfig | str | Path,
         *,
         block_size: int = 16,
-        pool_tokens: int = 16384,
+        pool_tokens: int = 8192,
         weights: bytes | None = None,
     ) -> None:
         """Open a Store as ``config`` (or the TOML file there) says, and a pool for ``model``.
@@ -54,6 +54,7 @@ class KVStrata:
         groups = range(len(self.kv_model.groups))
         blocks = [BlockPool(count) for _ in groups]
         self.pool = KVPool(self.kv_model, [hbm.tensors(group) for group in groups], blocks)
+        self.pool.touch()
         self.store = open_store(config, self.kv_model, model.device, hbm=hbm)
         self._readers = Readers(self.store, blocks)
         self.pool.reclaim = self._readers.reclaim
