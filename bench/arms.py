@@ -23,7 +23,7 @@ import torch
 from transformers import DynamicCache
 
 from kvstrata.bench.models import LoadedModel
-from kvstrata.core.config import DramConfig, NvmeConfig, Size, StoreConfig
+from kvstrata.core.config import DramConfig, HbmConfig, NvmeConfig, Size, StoreConfig
 from kvstrata.engines.transformers import KVStrata, kv_model
 from kvstrata.engines.transformers.model import cache_keyword
 from kvstrata.engines.transformers.sequence import PagedSequence
@@ -238,6 +238,7 @@ def block_digests(sequence: PagedSequence, count: int) -> list[str]:
 
 def _config(directory: str, room: int) -> StoreConfig:
     return StoreConfig(
+        hbm=HbmConfig(cache=False),  # or nothing would ever be loaded
         dram=DramConfig(capacity=Size(room)),
         nvme=NvmeConfig(path=directory, quota=Size(4 * room), extent=Size(64 << 20)),
     )

@@ -186,7 +186,7 @@ class PagedCache(Cache):
     """The cache of one sequence: pass it to ``generate`` or ``forward`` like any other.
 
     ``rewriting`` is called with a number of tokens before tokens from there on may be written
-    again, so that whoever still reads those blocks can finish.
+    again, so that blocks which others read or share can be replaced.
     """
 
     def __init__(self, pool: KVPool, rewriting: Callable[[int], None] | None = None) -> None:

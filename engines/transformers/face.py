@@ -11,9 +11,9 @@ import torch
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.spec import blocks_for
+from kvstrata.engines.transformers.loans import Loans
 from kvstrata.engines.transformers.model import cache_keyword, kv_model
 from kvstrata.engines.transformers.pool import KVPool
-from kvstrata.engines.transformers.readers import Readers
 from kvstrata.engines.transformers.sequence import PagedSequence
 from kvstrata.store.assemble import open_store
 from kvstrata.tiers.hbm import HbmTier
@@ -23,7 +23,7 @@ from kvstrata.tiers.pool import BlockPool
 class KVStrata:
     """Reuses KV across requests and processes for one model; a context manager.
 
-    Invariant 1: every block of the pool is free, held by a sequence, or read by a save.
+    Invariant 1: every block of the pool is free, or held by sequences, or lent to the Store.
 
     Not for several threads at once: a model runs one forward pass at a time.
     """
@@ -40,7 +40,8 @@ class KVStrata:
         """Open a Store as ``config`` (or the TOML file there) says, and a pool for ``model``.
 
         ``pool_tokens`` bounds the tokens of all open sequences together; the pool lies on the
-        model's device. ``weights`` (32 bytes) replaces the digest of the weights, which takes about
+        model's device. What is left of it keeps blocks of earlier requests, unless ``hbm.cache`` is
+        off. ``weights`` (32 bytes) replaces the digest of the weights, which takes about
         a second a gigabyte to compute. Errors are those of ``open_store``.
         """
         if not isinstance(config, StoreConfig):
@@ -55,9 +56,9 @@ class KVStrata:
         blocks = [BlockPool(count) for _ in groups]
         self.pool = KVPool(self.kv_model, [hbm.tensors(group) for group in groups], blocks)
         self.pool.touch()
-        self.store = open_store(config, self.kv_model, model.device, hbm=hbm)
-        self._readers = Readers(self.store, blocks)
-        self.pool.reclaim = self._readers.reclaim
+        self.store = open_store(config, self.kv_model, model.device, hbm=hbm, cache_in_hbm=True)
+        self._loans = Loans(self.store, blocks, config.hbm.cache)
+        self.pool.reclaim = self._loans.reclaim
         self._closed = False
 
     def sequence(
@@ -79,7 +80,7 @@ class KVStrata:
         if self._closed:
             raise ClosedError("this KVStrata is closed")
         return PagedSequence(
-            self.kv_model, self.store, self.pool, self._readers, tokens, salt, lora, reserve
+            self.kv_model, self.store, self.pool, self._loans, tokens, salt, lora, reserve
         )
 
     def generate(self, input_ids: torch.Tensor, *, salt: bytes = b"", **settings: Any) -> Any:
@@ -103,7 +104,7 @@ class KVStrata:
 
     def flush(self) -> None:
         """Wait until all that was saved is durable."""
-        self._readers.drain()
+        self._loans.drain()
         self.store.flush()
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class KVStrata:
         if not self._closed:
             self._closed = True
             try:
-                self._readers.drain()
+                self._loans.drain()
             finally:
                 self.store.close()
 

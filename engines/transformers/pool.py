@@ -43,8 +43,8 @@ class KVPool:
         """
         self.block_size = model.block_size
         self.blocks = tuple(blocks)
-        self.reclaim: Callable[[], bool] = lambda: False
-        """Frees what it can when a group is full; True if it is worth another try."""
+        self.reclaim: Callable[[int], bool] = lambda count: False
+        """Frees so many blocks if it can when a group is full; True if another try is worth it."""
         views: dict[int, LayerView] = {}
         for index, group in enumerate(model.groups):
             spec = group.spec
@@ -111,7 +111,7 @@ class Pages:
         found = self._allocate(wanted) if wanted > missing else None
         while found is None:
             found = self._allocate(missing)
-            if found is None and not self._pool.reclaim():
+            if found is None and not self._pool.reclaim(missing):
                 raise MisuseError(
                     f"the KV pool has no room for {tokens} tokens: raise pool_tokens, "
                     "or close or swap out another sequence"
@@ -126,6 +126,53 @@ class Pages:
         first = ids[0] if ids else 0
         run = all(block == first + place for place, block in enumerate(ids))
         self.first = first * self._pool.block_size if run else None
+
+    def follow(self, ids: list[int], tokens: int) -> bool:
+        """Share ``ids``, a run of somebody else's, and own what ``tokens`` need right behind it.
+
+        False, and nothing has changed, where the blocks behind them are not free. For empty pages.
+        """
+        blocks = self._pool.blocks[self.group]
+        behind = blocks_for(tokens, self._pool.block_size) - len(ids)
+        own = blocks.allocate(behind, after=ids[-1])
+        if own is None:
+            return False
+        whole = [*ids, *own.tolist()]
+        if whole != list(range(ids[0], ids[0] + len(whole))):
+            blocks.release(own)
+            return False
+        blocks.share(ids)
+        self.replace(whole)
+        return True
+
+    def own(self, tokens: int) -> None:
+        """Before tokens from ``tokens`` on are written: blocks that others hold too are replaced.
+
+        Copy on write: what the first such block holds before ``tokens`` is copied, the rest is
+        about to be written. MisuseError, and nothing has changed, where the pool has no room.
+        """
+        blocks, size = self._pool.blocks[self.group], self._pool.block_size
+        first = tokens // size
+        shared = [n for n in range(first, len(self.ids)) if blocks.is_shared(self.ids[n])]
+        if not shared:
+            return
+        fresh = Pages(self._pool, self.group)
+        fresh.hold(len(shared) * size)
+        old = [self.ids[n] for n in shared]
+        ids = list(self.ids)
+        for n, block in zip(shared, fresh.ids, strict=True):
+            ids[n] = block
+        if shared[0] == first and tokens % size:
+            self._copy(self.ids[first], ids[first])
+        self.replace(ids)
+        blocks.release(old)
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self._pool.block_size
+        for view in self._pool.layers:
+            if view.group == self.group:
+                for part in (view.keys, view.values):
+                    part.narrow(0, target * size, size).copy_(part.narrow(0, source * size, size))
 
     def take(self) -> list[int]:
         """Hand the ids to the caller, who gives them back to the pool; nothing is left here."""

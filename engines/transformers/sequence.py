@@ -13,11 +13,11 @@ from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.model import KVModel
 from kvstrata.core.spec import blocks_for
 from kvstrata.engines.transformers.cache import PagedCache
+from kvstrata.engines.transformers.loans import Loans
 from kvstrata.engines.transformers.pool import KVPool
-from kvstrata.engines.transformers.readers import Readers
 from kvstrata.prefix_index.prefix import Prefix
 from kvstrata.prefix_index.tokens import TokenIds, token_ids
-from kvstrata.store.answers import Sequence
+from kvstrata.store.answers import Hit, Sequence
 from kvstrata.store.store import Store
 from kvstrata.store.swap import Swapped
 from kvstrata.transfer.move import ReadyEvent, Ticket
@@ -36,7 +36,7 @@ class PagedSequence:
         model: KVModel,
         store: Store,
         pool: KVPool,
-        readers: Readers,
+        loans: Loans,
         tokens: Any,
         salt: bytes,
         lora: bytes | str | None,
@@ -47,18 +47,16 @@ class PagedSequence:
         self._prefix = Prefix.from_tokens(self._tokens, salt, lora)
         if not len(self._tokens):
             raise MisuseError("a sequence needs at least one token: its KV depends on it")
-        self._model, self._store, self._pool, self._readers = model, store, pool, readers
+        self._model, self._store, self._pool, self._loans = model, store, pool, loans
         self._reserve = reserve
-        self._saves: list[tuple[int, Ticket]] = []
         self._swapped: Swapped | None = None
         self._length = 0
         self._closed = False
         self.cache = PagedCache(pool, self._before_rewriting)
         self.cached = 0
         """Tokens that the store had, in whole blocks."""
-        readers.reap()
+        loans.reap()
         try:
-            self._hold(self.num_tokens)
             self.cached = self._load()
         except BaseException:
             self.close()
@@ -87,8 +85,8 @@ class PagedSequence:
         ids = {pages.group: pages.ids[start:stop] for pages in self.cache.pages}
         prefix = self._named(known[: stop * size])
         ticket = self._store.save(prefix, ids, start=start, ready=self._now())
-        self._readers.reading(ticket, ids)
-        self._saves.append((stop * size, ticket))
+        self._loans.reading(ticket, ids)
+        self._loans.keep(prefix, ids, start)
         self._stored = stop
         return ticket
 
@@ -177,15 +175,35 @@ class PagedSequence:
         match = self._store.match(self._prefix, max_tokens=most)
         if match.pending > match.tokens:
             # The request before is still being saved: that ends sooner than computing it again.
-            self._readers.drain()
+            self._loans.drain()
         with self._store.lookup(self._prefix, max_tokens=most) as hit:
-            if not hit.tokens:
-                return 0
-            count = hit.tokens // self._model.block_size
-            ids = {pages.group: pages.ids[:count] for pages in self.cache.pages}
-            ticket = self._store.load(hit, ids, ready=self._now())
-            completion = self._store.wait(ticket)
-        return completion.tokens if completion is not None else 0
+            if self._follow(hit):
+                return self._fill(hit)
+        # Not under the lease, which would keep the pool from taking its blocks back.
+        self._hold(self.num_tokens)
+        with self._store.lookup(self._prefix, max_tokens=most) as hit:
+            return self._fill(hit) if hit.tokens else 0
+
+    def _follow(self, hit: Hit) -> bool:
+        """Use the blocks that lie in the pool already, where they are one run with room behind."""
+        for pages in self.cache.pages:
+            ids = hit.resident[pages.group].tolist() if hit.tokens and hit.resident else []
+            whole = min(ids, default=-1) >= 0 and ids == list(range(ids[0], ids[0] + len(ids)))
+            tokens = self.num_tokens + self._reserve
+            if not whole or not (pages.follow(ids, tokens) or pages.follow(ids, self.num_tokens)):
+                for taken in self.cache.pages:
+                    taken.release()
+                return False
+        return True
+
+    def _fill(self, hit: Hit) -> int:
+        count = hit.tokens // self._model.block_size
+        ids = {pages.group: pages.ids[:count] for pages in self.cache.pages}
+        completion = self._store.wait(self._store.load(hit, ids, ready=self._now()))
+        got = completion.tokens if completion is not None else 0
+        for pages in self.cache.pages:
+            pages.own(got)
+        return got
 
     def _now(self) -> ReadyEvent | None:
         """After all that was launched so far, which may still read or write the blocks meant."""
@@ -216,10 +234,8 @@ class PagedSequence:
         return Prefix.from_tokens(tokens, self._prefix.salt, self._prefix.lora)
 
     def _before_rewriting(self, tokens: int) -> None:
-        for stop, ticket in self._saves:
-            if stop > tokens:
-                self._readers.settle(ticket)
-        self._saves = [(stop, ticket) for stop, ticket in self._saves if stop <= tokens]
+        for pages in self.cache.pages:
+            pages.own(tokens)
         self._stored = min(self._stored, tokens // self._model.block_size)
 
     def _usable(self) -> None:
