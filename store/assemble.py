@@ -57,7 +57,7 @@ def open_store(
 
             nvme = NvmeTier.open(config.nvme, model, bell=bell, metrics=metrics)
             opened.append(nvme)
-        hbm = HbmTier(device) if hbm is None else hbm
+        hbm = HbmTier(device, model) if hbm is None else hbm
         tiers = {tier.name: tier for tier in (hbm, dram, nvme) if tier is not None}
         engine = TransferEngine(
             tiers,

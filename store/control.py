@@ -112,6 +112,11 @@ class Control:
         self.advance()
         return job.ticket
 
+    @property
+    def saving(self) -> bool:
+        """Whether a save or swap-out is under way."""
+        return any(job.ticket.kind in ("save", "swap_out") for job in self.jobs.values())
+
     # -- moving ----------------------------------------------------------------------------------
 
     @property

@@ -32,16 +32,18 @@ class LoadJob:
         blocks: dict[int, Ints],
         ready: ReadyEvent | None,
         deadline: float | None,
+        asked: tuple[int, int],
     ) -> None:
+        """``asked``: the blocks that were asked for, and the epoch in which they were found."""
         self.ticket = ticket
         self.deadline = deadline
         self._control = control
-        self._epoch = control.epoch
+        self._requested, self._epoch = asked
         self._refs = refs
         self._hold = Hold(control.placement, refs)
         self._blocks = blocks
         self._ready = ready
-        self._requested = self._n = len(refs)
+        self._n = len(refs)
         groups = range(len(control.model.groups))
         self._done = [self._in_place(group) for group in groups]
         self._flying: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]

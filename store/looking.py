@@ -13,14 +13,18 @@ from kvstrata.prefix_index.prefix import Prefix, Symbols
 from kvstrata.store.answers import Blocks, Match, Reason
 from kvstrata.store.placement import Placement, Refs
 from kvstrata.store.reasons import reasons
+from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints
 
 
 class Looking:
     """Reads a Placement for one model. The Store's lock is held around every call."""
 
-    def __init__(self, model: KVModel, placement: Placement, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, model: KVModel, placement: Placement, hbm: Tier, epoch: Callable[[], int]
+    ) -> None:
         self._model = model
+        self._hbm = hbm
         self._placement = placement
         self._epoch = epoch
         self._namespace = model.namespace()
@@ -48,6 +52,35 @@ class Looking:
             return path, path
         return path, path[: max(0, max_tokens) // self._model.block_size]
 
+    def block_ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
+        """The engine's block ids by group as int64 arrays of ``count``.
+
+        ``given`` ids must be there, and lie in the pool. Raises LayoutError in one line.
+        """
+        if not isinstance(blocks, Mapping):
+            raise LayoutError("blocks must map each KV group to its block ids")
+        groups = range(len(self._model.groups))
+        if set(blocks) != set(groups):
+            raise LayoutError(f"blocks must name the groups {list(groups)}, got {list(blocks)}")
+        return {
+            group: _ids(group, blocks[group], self._hbm.capacity(group), given)[:count]
+            for group in groups
+        }
+
+    def part(
+        self, prefix: Prefix, blocks: Blocks, start: int
+    ) -> tuple[Symbols, dict[int, Ints], int]:
+        """The head of a prefix that ``blocks`` from ``start`` on reach, its ids, and the start."""
+        if not isinstance(start, int) or start < 0:
+            raise MisuseError(f"start must be a block number, 0 or more, got {start!r}")
+        symbols = self.symbols(prefix)
+        listed = blocks.values() if isinstance(blocks, Mapping) else ()
+        given = max((np.size(ids) for ids in listed), default=0)
+        stop = min(symbols.num_blocks, start + given)
+        start = min(start, stop)
+        head = symbols._replace(data=symbols.data[: stop * symbols.width])
+        return head, self.block_ids(blocks, stop - start, given), start
+
     def match(self, symbols: Symbols, path: Refs, limited: Refs) -> Match:
         """The answer for a path from ``path``."""
         placement, size = self._placement, self._model.block_size
@@ -60,20 +93,6 @@ class Looking:
             whole = usable if len(limited) == len(path) else placement.usable(path)
             why = reasons(placement, symbols, path, whole)
         return Match(usable * size, by_tier, pending * size, why)
-
-
-def block_ids(blocks: Blocks, capacities: list[int], count: int, given: int) -> dict[int, Ints]:
-    """The engine's block ids by group as int64 arrays of ``count``.
-
-    ``capacities[g]`` is the number of blocks that group g has in HBM, ``given`` how many ids must
-    be there. Raises LayoutError, in one line, for anything that cannot be meant.
-    """
-    if not isinstance(blocks, Mapping):
-        raise LayoutError("blocks must map each KV group to its block ids")
-    if set(blocks) != set(range(len(capacities))):
-        known = list(range(len(capacities)))
-        raise LayoutError(f"blocks must name the groups {known}, got {sorted(blocks)}")
-    return {g: _ids(g, blocks[g], most, given)[:count] for g, most in enumerate(capacities)}
 
 
 def _ids(group: int, block_list: object, most: int, given: int) -> Ints:

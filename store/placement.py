@@ -147,6 +147,13 @@ class Placement:
         assert self.nvme is not None
         return [ledger.slots(refs[ledger.ready(refs)]) for ledger in self.nvme.ledgers]
 
+    def unused(self, tier: str) -> Refs:
+        """Blocks of a tier that no lease holds there."""
+        ledgers = next(shelf.ledgers for shelf in self.shelves if shelf.name == tier)
+        refs = np.unique(np.concatenate([ledger.resident() for ledger in ledgers]))
+        refs = refs.astype(np.int32)
+        return refs[~self.index.leases.pinned(refs)]
+
     # -- using -----------------------------------------------------------------------------------
 
     def touch(self, path: Refs) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from kvstrata.store.control import Control, log
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
-from kvstrata.tiers.nvme.run import ReadRun
+from kvstrata.tiers.run import ReadRun
 from kvstrata.transfer.move import Done, Priority
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstrata.core.clock import Bell, Clock
 from kvstrata.core.config import StoreConfig
-from kvstrata.core.errors import ClosedError, LayoutError, MisuseError
+from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.layout import PagedLayout
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
@@ -18,7 +18,7 @@ from kvstrata.prefix_index.prefix import Prefix, Symbols
 from kvstrata.store.answers import Blocks, Hit, Match, Polled, Reason, Sequence, Stats, polled
 from kvstrata.store.control import Control
 from kvstrata.store.load import LoadJob
-from kvstrata.store.looking import Looking, block_ids
+from kvstrata.store.looking import Looking
 from kvstrata.store.lookups import Lookups
 from kvstrata.store.lower import Lowering
 from kvstrata.store.placement import Placement
@@ -80,7 +80,7 @@ class Store:
         self._clock = clock
         self._lock = threading.RLock()
         self._closed = False
-        self._looking = Looking(model, placement, lambda: 0 if nvme is None else nvme.epoch)
+        self._looking = Looking(model, placement, hbm, lambda: 0 if nvme is None else nvme.epoch)
         self._lookups = Lookups(placement, nvme, wall, metrics)
         self._control = Control(config, model, placement, executor, dram, nvme, clock, metrics)
         self._waiting = Waiting(self._control, self._lock, bell, clock)
@@ -98,14 +98,6 @@ class Store:
         Raises LayoutError where tensors or layout contradict the KVModel; nothing is changed then.
         """
         with self._open():
-            if not 0 <= group < len(self.model.groups):
-                raise LayoutError(f"the KVModel has no group {group}")
-            needed = self.model.groups[group].block_bytes()
-            if layout.record_bytes != needed:
-                raise LayoutError(
-                    f"a block of group {group} has {layout.record_bytes} bytes in this layout "
-                    f"and {needed} in the KVModel"
-                )
             self._hbm.register(group, tensors, layout)
 
     # -- looking ---------------------------------------------------------------------------------
@@ -178,7 +170,7 @@ class Store:
                 raise MisuseError(
                     "this hit was released or loaded before; look the prefix up again"
                 )
-            ids = self._block_ids(blocks, hit.blocks, hit.blocks)
+            ids = self._looking.block_ids(blocks, hit.blocks, hit.blocks)
             refs = hit.refs
             if hit.epoch != self._control.epoch:
                 refs, ids = refs[:0], {group: got[:0] for group, got in ids.items()}
@@ -186,7 +178,9 @@ class Store:
             whole = all(mask.all() for mask in self._placement.dram.ready(refs)) and len(refs)
             ticket = Ticket(number, "load", number if whole else 0)
             timeout = self.config.transfer.timeout if deadline is None else deadline
-            job = LoadJob(self._control, ticket, refs, ids, ready, self._clock() + timeout)
+            asked = (hit.blocks, hit.epoch)
+            until = self._clock() + timeout
+            job = LoadJob(self._control, ticket, refs, ids, ready, until, asked)
             # The job holds the path before the hit lets go: at no time is a block unheld.
             hit.lease.release()
             return self._control.start(job)
@@ -201,7 +195,7 @@ class Store:
         writer is done. What some tier has already is not copied.
         """
         with self._open():
-            symbols, ids, start = self._part(prefix, blocks, start)
+            symbols, ids, start = self._looking.part(prefix, blocks, start)
             return self._control.start(self._save_job("save", symbols, ids, start, ready))
 
     def prefetch(self, prefix: Prefix, max_tokens: int | None = None) -> Ticket:
@@ -223,7 +217,7 @@ class Store:
         opened to cache in HBM.
         """
         with self._open():
-            symbols, ids, start = self._part(prefix, blocks, start)
+            symbols, ids, start = self._looking.part(prefix, blocks, start)
             return self._residents.keep(symbols, ids, start)
 
     def shed(self, count: int) -> dict[int, Ints]:
@@ -247,7 +241,7 @@ class Store:
                 )
             symbols = symbols._replace(data=symbols.data[: whole * symbols.width])
             count = whole + bool(partial)
-            ids = self._block_ids(sequence.blocks, count, count)
+            ids = self._looking.block_ids(sequence.blocks, count, count)
             job = self._save_job(
                 "swap_out", symbols, {g: got[:whole] for g, got in ids.items()}, 0, ready
             )
@@ -273,7 +267,7 @@ class Store:
         with self._open():
             self._usable_swap(swapped)
             count = -(-swapped.num_tokens // self.model.block_size)
-            ids = self._block_ids(blocks, count, count)
+            ids = self._looking.block_ids(blocks, count, count)
             swapped.over = True
             ticket = Ticket(self._control.fresh_id(), "swap_in")
             timeout = self.config.transfer.timeout if deadline is None else deadline
@@ -309,44 +303,49 @@ class Store:
         return cast(Any, self._executor).gate(ticket.gate, group) if ticket.gate else None
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Write what only DRAM has to NVMe; True once all that the disk has room for is durable."""
+        """Let saves end and write what only DRAM has to NVMe; True once all of it is durable.
+
+        What the disk has no room for stays in DRAM only. False if it takes longer than ``timeout``
+        seconds.
+        """
+        with self._open():
+            until = None if timeout is None else self._clock() + timeout
+        if not self._waiting.until(lambda: not self._control.saving, timeout):
+            return False
         with self._open():
             self._lowering.flush()
-        return self._waiting.until(lambda: self._lowering.idle, timeout)
+        left = None if until is None else max(0.0, until - self._clock())
+        return self._waiting.until(lambda: self._lowering.idle, left)
 
     # -- forgetting ------------------------------------------------------------------------------
 
     def drop(self, tier: str) -> int:
-        """Empty ``hbm``, ``dram`` or ``nvme``, but for blocks in use. Returns the blocks
-        dropped."""
+        """Empty ``hbm``, ``dram`` or ``nvme``, but for blocks in use. Returns how many went."""
         with self._open():
-            shelf = {s.name: s for s in self._placement.shelves}.get(tier)
-            if shelf is None:
-                names = ", ".join(s.name for s in self._placement.shelves)
-                raise MisuseError(f"this store has no tier {tier!r}; it has {names}")
-            refs = np.unique(np.concatenate([x.resident() for x in shelf.ledgers]))
-            refs = refs.astype(np.int32)
-            refs = refs[~self._placement.index.leases.pinned(refs)]
-            evict = {
-                "hbm": self._residents.drop,
-                "dram": self._control.evict_dram,
-                "nvme": self._control.evict_nvme,
-            }
+            evict = {"dram": self._control.evict_dram}
+            if self._placement.hbm is not None:
+                evict["hbm"] = self._residents.drop
+            if self._nvme is not None:
+                evict["nvme"] = self._control.evict_nvme
+            if tier not in evict:
+                raise MisuseError(f"this store has no tier {tier!r}; it has {', '.join(evict)}")
+            refs = self._placement.unused(tier)
             evict[tier](refs)
             return len(refs)
 
     def reset(self) -> None:
         """Forget every block in every tier, for good; copies in flight publish nothing.
 
-        Call it when the weights have changed. Durable when it returns.
+        Call it when the weights have changed. Durable when it returns. Raises StorageError, with
+        nothing changed, where the NVMe directory does not take the new epoch.
         """
         with self._open():
+            if self._nvme is not None:
+                self._nvme.reset()  # first: where it raises, nothing has changed
             self._control.epoch += 1
             freed = self._placement.reset()
             if self._placement.hbm is not None:
                 self._residents.after_reset(freed[0])
-            if self._nvme is not None:
-                self._nvme.reset()
             self._waiting.advance()
 
     def stats(self) -> Stats:
@@ -416,23 +415,6 @@ class Store:
         return SaveJob(
             self._control, ticket, symbols, refs, ids, start, ready, self._lowering.stored
         )
-
-    def _part(
-        self, prefix: Prefix, blocks: Blocks, start: int
-    ) -> tuple[Symbols, dict[int, Ints], int]:
-        """The head of a prefix that ``blocks`` from ``start`` on reach, its ids, and the start."""
-        if start < 0:
-            raise MisuseError(f"start must be 0 or more, got {start}")
-        symbols = self._looking.symbols(prefix)
-        given = max((np.size(ids) for ids in blocks.values()), default=0)
-        stop = min(symbols.num_blocks, start + given)
-        start = min(start, stop)
-        head = symbols._replace(data=symbols.data[: stop * symbols.width])
-        return head, self._block_ids(blocks, stop - start, given), start
-
-    def _block_ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
-        capacities = [self._hbm.capacity(group) for group in range(len(self.model.groups))]
-        return block_ids(blocks, capacities, count, given)
 
     def _usable_swap(self, swapped: Swapped) -> None:
         if swapped.over:

@@ -211,7 +211,8 @@ class SwapIn:
             for group, taken in swapped.tails.items():
                 self._send_tail(group, taken.slots)
         blocks = {group: ids[: len(path)] for group, ids in self._blocks.items()}
-        return LoadJob(control, self.ticket, path, blocks, self._ready, self.deadline)
+        asked = (swapped.whole_blocks, swapped.epoch)
+        return LoadJob(control, self.ticket, path, blocks, self._ready, self.deadline, asked)
 
     def _send_tail(self, group: int, slots: Ints) -> None:
         control = self._control

@@ -11,7 +11,7 @@ from kvstrata.store.control import Control
 from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
-from kvstrata.tiers.nvme.run import WriteRun
+from kvstrata.tiers.run import WriteRun
 from kvstrata.transfer.move import Done, Priority
 
 

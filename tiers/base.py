@@ -40,7 +40,7 @@ class Addressable(Protocol):
 
 @runtime_checkable
 class Keyed(Protocol):
-    """Bytes lie in runs on a device; see ``kvstrata.tiers.nvme.run``."""
+    """Bytes lie in runs on a device; see ``kvstrata.tiers.run``."""
 
     @property
     def directory(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 
 
 @dataclass(frozen=True, slots=True)

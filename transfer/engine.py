@@ -20,7 +20,7 @@ from kvstrata.kernels.pages import Pages
 from kvstrata.tiers.base import Keyed, Tier
 from kvstrata.tiers.dram import DramTier
 from kvstrata.tiers.hbm import HbmTier
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun
+from kvstrata.tiers.run import ReadRun, WriteRun
 from kvstrata.transfer.device import Arena, Worker, make_worker
 from kvstrata.transfer.job import Job, describe
 from kvstrata.transfer.lane import Lane, Task

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvstrata.core.clock import Clock
-from kvstrata.tiers.nvme.run import Written
+from kvstrata.tiers.run import Written
 from kvstrata.transfer.layers import LayerGate
 from kvstrata.transfer.move import Done, Move
 

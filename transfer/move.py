@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 
 Slots = NDArray[np.int64]
 """Slot numbers (or an engine's block ids, which are the slots of HBM), shape ``[n]``."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvstrata.kernels.pages import Pages
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 from kvstrata.transfer.device import Arena, Worker, copy_rows
 from kvstrata.transfer.job import Job, describe
 from kvstrata.transfer.move import Slots

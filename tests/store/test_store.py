@@ -131,6 +131,18 @@ def test_reset_is_total_also_for_what_is_in_flight() -> None:
     assert s.store.stats().tiers["dram"]["empty"] == 16
 
 
+def test_a_hit_from_before_a_reset_loads_nothing_and_says_so() -> None:
+    s = memory_store(tiny_model())
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    hit = s.store.lookup(prefix)
+    s.store.reset()
+    done = s.store.wait(s.store.load(hit, {0: np.arange(4)}))
+    assert done is not None
+    assert (done.tokens, done.requested, done.reason) == (0, 16, "reset")
+    assert (s.hbm.rows[0] == 0xEE).all()
+
+
 def test_reset_forgets_a_record_whose_commit_is_under_way() -> None:
     s = memory_store(tiny_model(), nvme=32, held=True)
     prefix = Prefix.from_tokens(tokens(16))
@@ -144,6 +156,18 @@ def test_reset_forgets_a_record_whose_commit_is_under_way() -> None:
     s.store.check()
     again = memory_store(tiny_model(), nvme=32, survived=s.records)
     assert again.store.match(prefix).tokens == 0
+
+
+def test_close_waits_for_saves_under_way() -> None:
+    s = memory_store(tiny_model(), nvme=64)
+    s.executor.auto = False
+    prefix = Prefix.from_tokens(tokens(16))
+    fill(s, np.arange(4))
+    s.store.save(prefix, {0: np.arange(4)})
+    s.executor.auto = True
+    s.store.close()
+    again = memory_store(tiny_model(), nvme=64, survived=s.records)
+    assert again.store.match(prefix).tokens == 16
 
 
 def test_restart_finds_what_nvme_has() -> None:

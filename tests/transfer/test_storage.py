@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 from kvstrata.transfer.move import Priority
 
 

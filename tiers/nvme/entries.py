@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvstrata.tiers.nvme.passport import width
 from kvstrata.tiers.nvme.record import Record
-from kvstrata.tiers.nvme.run import WriteRun, Written
+from kvstrata.tiers.run import WriteRun, Written
 
 
 def cut(whole: WriteRun, places: Sequence[tuple[int, int, int, int]]) -> tuple[WriteRun, ...]:

@@ -13,10 +13,10 @@ from kvstrata.tiers.nvme.grow import Growth
 from kvstrata.tiers.nvme.quota import Budget
 from kvstrata.tiers.nvme.record import record_id
 from kvstrata.tiers.nvme.recovery import Recovery
-from kvstrata.tiers.nvme.run import WriteRun, Written
 from kvstrata.tiers.nvme.space import Space
 from kvstrata.tiers.nvme.stock import Stock, sort_out
 from kvstrata.tiers.nvme.table import Table
+from kvstrata.tiers.run import WriteRun, Written
 
 
 class Holdings:

@@ -22,8 +22,8 @@ import zstandard
 from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.layout import PAGE, padded
 from kvstrata.tiers.nvme import passport
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
 from kvstrata.tiers.nvme.scratch import ScratchPool, address
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 
 log = logging.getLogger("kvstrata.nvme")
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import xxhash
 
 from kvstrata.core.layout import PAGE, padded
-from kvstrata.tiers.nvme.run import WriteRun, Written
+from kvstrata.tiers.run import WriteRun, Written
 
 MAGIC = b"\x89kvpass\n"
 VERSION = 1

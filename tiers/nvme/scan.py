@@ -14,7 +14,7 @@ from kvstrata.tiers.nvme.entries import entries
 from kvstrata.tiers.nvme.io import ExtentFiles, extent_path
 from kvstrata.tiers.nvme.passport import Passport
 from kvstrata.tiers.nvme.record import Record
-from kvstrata.tiers.nvme.run import ReadRun
+from kvstrata.tiers.run import ReadRun
 
 WINDOW = 4 << 20
 """Bytes read at once while no passport is in sight."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvstrata.core.keys import KEY_BYTES
 from kvstrata.core.layout import padded
 from kvstrata.tiers.nvme.record import Record
-from kvstrata.tiers.nvme.run import ReadRun
+from kvstrata.tiers.run import ReadRun
 
 READ_BYTES = 8 << 20
 """Bytes of a read run: a load is cut so that several threads share it."""

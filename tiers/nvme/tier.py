@@ -21,8 +21,8 @@ from kvstrata.tiers.nvme.entries import cut
 from kvstrata.tiers.nvme.holdings import Holdings
 from kvstrata.tiers.nvme.quota import Budget, budget, catalogued_bytes
 from kvstrata.tiers.nvme.recovery import Recovery, recover, register, write_mark
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
 from kvstrata.tiers.records import CatalogueDone, Recovered
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 
 log = logging.getLogger("kvstrata.nvme")
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from kvstrata.core.layout import PagedLayout
 from kvstrata.core.model import KVModel
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun, Written
 from kvstrata.tiers.records import CatalogueDone, Recovered
+from kvstrata.tiers.run import ReadRun, WriteRun, Written
 from kvstrata.transfer.move import Done, Move
 
 Bytes = NDArray[np.uint8]

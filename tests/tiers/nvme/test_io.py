@@ -13,7 +13,7 @@ from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.layout import padded
 from kvstrata.tiers.nvme import passport
 from kvstrata.tiers.nvme.io import ExtentFiles, extent_path
-from kvstrata.tiers.nvme.run import ReadRun, WriteRun
+from kvstrata.tiers.run import ReadRun, WriteRun
 
 RAW = 15_360
 CAP = padded(RAW)

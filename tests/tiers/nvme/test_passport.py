@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvstrata.core.layout import padded
 from kvstrata.tiers.nvme.passport import claimed_length, decode, encode, passport_bytes, width
-from kvstrata.tiers.nvme.run import WriteRun, Written
+from kvstrata.tiers.run import WriteRun, Written
 
 WHEN = 1_700_000_000_123_456_789
 
