@@ -17,7 +17,7 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -138,7 +138,7 @@ class Shop:
             )
             # A store goes on taking memory in the background after it has opened. That is opening
             # too, so it is waited for here, and counted.
-            cast(Any, self._kv.store)._dram.settle()
+            self._kv.store.settle()
             self.open_seconds.append(time.perf_counter() - begun)
         return self._kv
 

@@ -10,6 +10,7 @@ from kvstrata.core.clock import Bell, Clock, monotonic
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
+from kvstrata.store.parts import Parts
 from kvstrata.store.placement import Placement, Shelf
 from kvstrata.store.policy.admission import ADMISSION
 from kvstrata.store.policy.eviction import EVICTION
@@ -76,20 +77,18 @@ def open_store(
         if cache_in_hbm and config.hbm.cache:
             resident = Shelf("hbm", [hbm.capacity(g) for g in groups], eviction())
         above = Shelf("dram", [dram.capacity(g) for g in groups], eviction())
-        return Store(
-            config,
-            model,
-            Placement(model, above, below, resident),
-            LocalExecutor(engine),
+        parts = Parts(
             hbm=hbm,
             dram=dram,
             nvme=nvme,
+            executor=LocalExecutor(engine),
             admission=ADMISSION[config.policy.admission](),
             clock=clock,
             wall=time.time,
             bell=bell,
             metrics=metrics,
         )
+        return Store(config, model, Placement(model, above, below, resident), parts)
     except BaseException:
         for tier in reversed(opened):
             tier.close()

@@ -14,15 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstrata.core.clock import Clock
 from kvstrata.core.config import StoreConfig
-from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
+from kvstrata.store.answers import Stats
+from kvstrata.store.parts import Parts
 from kvstrata.store.placement import Placement, Refs
-from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints, State
-from kvstrata.tiers.records import RecordTier
-from kvstrata.transfer.move import Completion, Done, Executor, Move, Priority, Ticket
+from kvstrata.transfer.move import Completion, Done, Move, Priority, Ticket
 
 log = logging.getLogger("kvstrata")
 
@@ -63,24 +61,16 @@ class Control:
     """
 
     def __init__(
-        self,
-        config: StoreConfig,
-        model: KVModel,
-        placement: Placement,
-        executor: Executor,
-        dram: Tier,
-        nvme: RecordTier | None,
-        clock: Clock,
-        metrics: Metrics,
+        self, config: StoreConfig, model: KVModel, placement: Placement, parts: Parts
     ) -> None:
         self.config = config
         self.model = model
         self.placement = placement
-        self.executor = executor
-        self.dram = dram
-        self.nvme = nvme
-        self.clock = clock
-        self.metrics = metrics
+        self.executor = parts.executor
+        self.dram = parts.dram
+        self.nvme = parts.nvme
+        self.clock = parts.clock
+        self.metrics = parts.metrics
         self.epoch = 0
         """Grows at reset: a completion for a job of an older epoch publishes nothing."""
         self.sums = [np.zeros(0, np.uint64) for _ in model.groups]
@@ -261,6 +251,17 @@ class Control:
             self.results.pop(next(iter(self.results)))
             self.metrics.add("completions_dropped_total")
         return ended
+
+    def stats(self) -> Stats:
+        """Everything in numbers, now."""
+        return Stats(
+            tiers={shelf.name: shelf.counts() for shelf in self.placement.shelves},
+            blocks_indexed=len(self.placement.index),
+            leases=self.placement.index.leases.total,
+            moves_in_flight=self.in_flight,
+            tickets_open=len(self.jobs),
+            metrics=self.metrics.snapshot(),
+        )
 
     def check(self) -> None:
         """Raise AssertionError naming the invariant that does not hold."""

@@ -39,7 +39,7 @@ class _Request:
 class Lowering:
     """The queue of blocks on their way down.
 
-    1. Every block under way is leased, READY and pinned in DRAM, FILLING in NVMe.
+    1. Every block under way is FILLING in NVMe, and pinned in DRAM until its bytes are durable.
     2. Bytes under way stay below a bound, but for one run that alone is larger.
     """
 

@@ -42,6 +42,12 @@ class Shelf:
         held: Mask = np.logical_or.reduce(masks)
         return held
 
+    def filling(self, refs: Refs) -> Mask:
+        """Which refs have a copy on its way in, in some group."""
+        masks = [ledger.states(refs) == State.FILLING for ledger in self.ledgers]
+        coming: Mask = np.logical_or.reduce(masks)
+        return coming
+
     def covers(self, refs: Refs, other: Shelf) -> Mask:
         """Which refs are readable in ``other`` in every group that has them here."""
         covered = np.ones(len(refs), np.bool_)
@@ -49,12 +55,12 @@ class Shelf:
             covered &= (mine.slots(refs) < 0) | theirs.ready(refs)
         return covered
 
-    def settle(self, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Ints:
-        """End a filling and let the eviction order know of the blocks that came in."""
-        freed = self.ledgers[group].settle(taken, ok)
-        arrived = refs[self.ledgers[group].ready(refs)]
+    def settle(self, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Refs:
+        """End a filling; returns the blocks that came in, now in the order of eviction."""
+        self.ledgers[group].settle(taken, ok)
+        arrived: Refs = refs[self.ledgers[group].ready(refs)]
         self.eviction.add(arrived.tolist())
-        return freed
+        return arrived
 
     def evict(self, refs: Refs) -> list[Ints]:
         """Take blocks away; for each group the slots that are free now (others when unpinned)."""
@@ -156,6 +162,13 @@ class Placement:
 
     # -- using -----------------------------------------------------------------------------------
 
+    def settle(self, shelf: Shelf, group: int, refs: Refs, taken: Reservation, ok: Mask) -> None:
+        """End a filling of blocks that follow one another; those that came in count as used now."""
+        arrived = shelf.settle(group, refs, taken, ok)
+        if len(arrived):
+            # Their ancestors too: a block must never be evicted before its children.
+            shelf.eviction.touch(self.index.path(int(arrived[-1])).tolist())
+
     def touch(self, path: Refs) -> None:
         """A request has used the path, from its head."""
         used = path.tolist()
@@ -173,14 +186,15 @@ class Placement:
     def dram_victims(self, short: int) -> tuple[Refs, Refs]:
         """Blocks to take from DRAM for ``short`` slots: those safe to drop, and those that are not.
 
-        The latter must be written below first. Does not mutate.
+        The latter must be written below first; those that are being written are neither, yet. Does
+        not mutate.
         """
         protected = self.protected(kept_too=self.nvme is None)
         victims = np.array(self.dram.eviction.victims(short, protected), np.int32)
         if self.nvme is None:
             return victims, victims[:0]
         safe = self.dram.covers(victims, self.nvme)
-        return victims[safe], victims[~safe]
+        return victims[safe], victims[~safe & ~self.nvme.filling(victims)]
 
     def nvme_victims(self, short: int) -> Refs:
         """Blocks to take from NVMe for ``short`` records. Does not mutate."""

@@ -57,7 +57,7 @@ def _read(
             # The reset has deleted the records; only the slots remain to be given back.
             control.placement.dram.ledgers[group].settle(taken, done.ok)
             return
-        control.placement.dram.settle(group, refs, taken, done.ok)
+        control.placement.settle(control.placement.dram, group, refs, taken, done.ok)
         bad = refs[~done.ok]
         if len(bad):
             _drop_damaged(control, bad, done.error)

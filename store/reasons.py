@@ -31,7 +31,8 @@ def reasons(placement: Placement, symbols: Symbols, path: Refs, usable: int) -> 
 def _indexed(placement: Placement, tail: Refs, first: int) -> list[Reason]:
     """Blocks whose name is known, but that cannot be resumed at."""
     readable = np.logical_and.reduce(placement.readable(tail))
-    filling = np.logical_or.reduce([shelf.holds(tail) for shelf in placement.shelves]) & ~readable
+    coming = [shelf.filling(tail) for shelf in placement.shelves]
+    filling = np.logical_or.reduce(coming) & ~readable
     damaged = np.isin(tail, list(placement.damaged)) & ~readable & ~filling
     kinds = np.zeros(len(tail), np.int8)
     names = ("evicted", "pending", "failed_check", "after_a_gap")

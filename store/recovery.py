@@ -44,8 +44,13 @@ def adopt(placement: Placement, records: list[Recovered]) -> dict[int, list[int]
         used[ref] = max(used.get(ref, 0.0), record.last_use)
     for group, found in refs.items():
         shelf.ledgers[group].adopt(np.array(found), np.array(slots[group]))
-    depth = {ref: i for i, ref in enumerate(by_key.values())}
-    # Head more recent than tail among blocks of one use: add() takes the head first.
-    order = sorted(used, key=lambda ref: (-used[ref], depth[ref]))
-    shelf.eviction.add(order)
+    known = list(by_key.values())  # from the roots downwards
+    parents = placement.index.parents(np.array(known, np.int32)).tolist()
+    # A block was used whenever one that follows it was, though only its own writing is on record.
+    for ref, parent in zip(reversed(known), reversed(parents), strict=True):
+        if parent >= 0:
+            used[parent] = max(used[parent], used[ref])
+    depth = {ref: place for place, ref in enumerate(known)}
+    # Most recent first, as on a path: add() takes the head first.
+    shelf.eviction.add(sorted(known, key=lambda ref: (-used[ref], depth[ref])))
     return orphans

@@ -155,7 +155,7 @@ class SaveJob:
         if self._stale():
             control.placement.dram.ledgers[group].settle(taken, done.ok)
             return
-        control.placement.dram.settle(group, refs, taken, done.ok)
+        control.placement.settle(control.placement.dram, group, refs, taken, done.ok)
         control.placement.damaged.difference_update(refs.tolist())
         nbytes = control.model.groups[group].block_bytes()
         control.metrics.add("saved_bytes_total", nbytes * int(done.ok.sum()))

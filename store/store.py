@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Listed
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from kvstrata.core.clock import Bell, Clock
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.errors import ClosedError, MisuseError
 from kvstrata.core.layout import PagedLayout
-from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
 from kvstrata.prefix_index.prefix import Prefix, Symbols
 from kvstrata.store.answers import Blocks, Hit, Match, Polled, Reason, Sequence, Stats, polled
@@ -21,18 +21,16 @@ from kvstrata.store.load import LoadJob
 from kvstrata.store.looking import Looking
 from kvstrata.store.lookups import Lookups
 from kvstrata.store.lower import Lowering
+from kvstrata.store.parts import Parts
 from kvstrata.store.placement import Placement
-from kvstrata.store.policy.base import Admission
 from kvstrata.store.prefetch import PrefetchJob
 from kvstrata.store.recovery import adopt
 from kvstrata.store.residents import Residents
 from kvstrata.store.save import SaveJob
 from kvstrata.store.swap import SwapIn, Swapped, TailOut, finish
 from kvstrata.store.waiting import Waiting
-from kvstrata.tiers.base import Tier
 from kvstrata.tiers.ledger import Ints
-from kvstrata.tiers.records import RecordTier
-from kvstrata.transfer.move import Completion, Executor, ReadyEvent, Ticket
+from kvstrata.transfer.move import Completion, ReadyEvent, Ticket
 
 _CLOSE_SECONDS = 60.0
 
@@ -50,41 +48,25 @@ class Store:
     """
 
     def __init__(
-        self,
-        config: StoreConfig,
-        model: KVModel,
-        placement: Placement,
-        executor: Executor,
-        *,
-        hbm: Any,
-        dram: Tier,
-        nvme: RecordTier | None,
-        admission: Admission,
-        clock: Clock,
-        wall: Clock,
-        bell: Bell,
-        metrics: Metrics,
+        self, config: StoreConfig, model: KVModel, placement: Placement, parts: Parts
     ) -> None:
-        """For ``open_store``. ``hbm`` has ``register``, ``capacity`` and ``close``.
-
-        ``clock`` is monotonic and times deadlines; ``wall`` is what last uses are remembered by.
-        """
+        """For ``open_store``."""
         self.config = config
         self.model = model
-        self.metrics = metrics
+        self.metrics = parts.metrics
         self._placement = placement
-        self._executor = executor
-        self._hbm = hbm
-        self._dram = dram
-        self._nvme = nvme
-        self._clock = clock
+        self._parts = parts
+        self._nvme = nvme = parts.nvme
+        self._clock = parts.clock
         self._lock = threading.RLock()
         self._closed = False
-        self._looking = Looking(model, placement, hbm, lambda: 0 if nvme is None else nvme.epoch)
-        self._lookups = Lookups(placement, nvme, wall, metrics)
-        self._control = Control(config, model, placement, executor, dram, nvme, clock, metrics)
-        self._waiting = Waiting(self._control, self._lock, bell, clock)
-        self._lowering = Lowering(self._control, admission)
+        self._looking = Looking(
+            model, placement, parts.hbm, lambda: 0 if nvme is None else nvme.epoch
+        )
+        self._lookups = Lookups(placement, nvme, parts.wall, parts.metrics)
+        self._control = Control(config, model, placement, parts)
+        self._waiting = Waiting(self._control, self._lock, parts.bell, parts.clock)
+        self._lowering = Lowering(self._control, parts.admission)
         self._residents = Residents(self._control, placement.hbm)
         if nvme is not None:
             for group, orphans in adopt(placement, nvme.recovered()).items():
@@ -98,7 +80,7 @@ class Store:
         Raises LayoutError where tensors or layout contradict the KVModel; nothing is changed then.
         """
         with self._open():
-            self._hbm.register(group, tensors, layout)
+            self._parts.hbm.register(group, tensors, layout)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -265,7 +247,7 @@ class Store:
         The Completion's tokens are ``num_tokens``, or fewer whole blocks where something was lost.
         """
         with self._open():
-            self._usable_swap(swapped)
+            swapped.must_be_out()
             count = -(-swapped.num_tokens // self.model.block_size)
             ids = self._looking.block_ids(blocks, count, count)
             swapped.over = True
@@ -277,7 +259,7 @@ class Store:
     def discard(self, swapped: Swapped) -> None:
         """Forget a swapped-out sequence that will not come back (it was aborted)."""
         with self._open():
-            self._usable_swap(swapped)
+            swapped.must_be_out()
             finish(self._control, swapped)
 
     # -- completions -----------------------------------------------------------------------------
@@ -300,7 +282,7 @@ class Store:
 
     def gate(self, ticket: Ticket, group: int) -> Any | None:
         """The LayerGate of a load whose layers arrive one by one; None: wait for the ticket."""
-        return cast(Any, self._executor).gate(ticket.gate, group) if ticket.gate else None
+        return self._parts.executor.gate(ticket.gate, group) if ticket.gate else None
 
     def flush(self, timeout: float | None = None) -> bool:
         """Let saves end and write what only DRAM has to NVMe; True once all of it is durable.
@@ -316,6 +298,13 @@ class Store:
             self._lowering.flush()
         left = None if until is None else max(0.0, until - self._clock())
         return self._waiting.until(lambda: self._lowering.idle, left)
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until the DRAM tier has all its memory, touched; False if that takes longer.
+
+        Nothing needs it: a tier that still grows is smaller. It takes page faults out of timings.
+        """
+        return self._parts.dram.settle(timeout)
 
     # -- forgetting ------------------------------------------------------------------------------
 
@@ -351,14 +340,7 @@ class Store:
     def stats(self) -> Stats:
         """The Store in numbers, now."""
         with self._lock:
-            return Stats(
-                tiers={shelf.name: shelf.counts() for shelf in self._placement.shelves},
-                blocks_indexed=len(self._placement.index),
-                leases=self._placement.index.leases.total,
-                moves_in_flight=self._control.in_flight,
-                tickets_open=len(self._control.jobs),
-                metrics=self.metrics.snapshot(),
-            )
+            return self._control.stats()
 
     def check(self) -> None:
         """Raise AssertionError naming the invariant that does not hold. Slow; for tests."""
@@ -382,10 +364,10 @@ class Store:
                 self._closed = True
                 for job in self._control.jobs.values():
                     job.give_up("closed")
-            self._executor.close()
+            self._parts.executor.close()
             with self._lock:
                 self._control.advance()
-            for tier in (self._nvme, self._dram, self._hbm):
+            for tier in (self._nvme, self._parts.dram, self._parts.hbm):
                 if tier is not None:
                     tier.close()
 
@@ -397,10 +379,12 @@ class Store:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _open(self) -> threading.RLock:
-        if self._closed:
-            raise ClosedError("the store is closed")
-        return self._lock
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the store is closed")
+            yield
 
     def _save_job(
         self,
@@ -415,7 +399,3 @@ class Store:
         return SaveJob(
             self._control, ticket, symbols, refs, ids, start, ready, self._lowering.stored
         )
-
-    def _usable_swap(self, swapped: Swapped) -> None:
-        if swapped.over:
-            raise MisuseError("this sequence was swapped in or discarded before")

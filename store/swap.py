@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from kvstrata.core.errors import MisuseError
 from kvstrata.prefix_index.lease import Lease
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.control import Control, Job
@@ -36,6 +37,11 @@ class Swapped:
     tails: dict[int, Reservation] = field(default_factory=dict)
     tail_ready: bool = False
     over: bool = False
+
+    def must_be_out(self) -> None:
+        """Raise MisuseError where the sequence was brought back or discarded before."""
+        if self.over:
+            raise MisuseError("this sequence was swapped in or discarded before")
 
 
 class TailOut:

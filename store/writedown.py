@@ -8,7 +8,6 @@ import numpy as np
 
 from kvstrata.prefix_index.hashing import KeyChain
 from kvstrata.store.control import Control
-from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.tiers.run import WriteRun
@@ -18,8 +17,9 @@ from kvstrata.transfer.move import Done, Priority
 class WriteDown:
     """Payload first, then the catalogue, then visible.
 
-    1. The DRAM slots are pinned until the bytes are durable, and the blocks leased until the end.
-    2. The records are readable only after the catalogue has committed them.
+    1. The DRAM slots are pinned until the bytes are durable.
+    2. The records are FILLING, which keeps the blocks' names, until the catalogue has them; only
+       then are they readable.
     """
 
     def __init__(
@@ -27,7 +27,6 @@ class WriteDown:
         control: Control,
         group: int,
         refs: Refs,
-        hold: Hold,
         slots: Ints,
         taken: Reservation,
         runs: tuple[WriteRun, ...],
@@ -37,7 +36,6 @@ class WriteDown:
         self._epoch = control.epoch
         self._group = group
         self._refs = refs
-        self._hold = hold
         self._slots = slots
         self._taken = taken
         self._runs = runs
@@ -80,8 +78,7 @@ class WriteDown:
             shelf.ledgers[group].settle(taken, np.zeros(len(refs), np.bool_))
             return None
         dram.pin(slots)
-        hold = Hold(control.placement, refs)
-        write = cls(control, group, refs, hold, slots, taken, runs, landed)
+        write = cls(control, group, refs, slots, taken, runs, landed)
         control.move(
             "dram", "nvme", group, slots, taken.slots, Priority.STORE, write._written, runs=runs
         )
@@ -107,10 +104,10 @@ class WriteDown:
         if self._epoch != control.epoch:
             shelf.ledgers[self._group].settle(self._taken, ok)
         else:
-            shelf.settle(self._group, self._refs, self._taken, ok)
+            control.placement.settle(shelf, self._group, self._refs, self._taken, ok)
+            control.placement.prune(self._refs)
             control.metrics.add(
                 "nvme_written_bytes_total",
                 int(ok.sum()) * control.model.groups[self._group].block_bytes(),
             )
-        self._hold.close()
         self._landed(self.nbytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,10 @@ class Executor(Protocol):
 
     def poll(self) -> list[Done]:
         """Completions since the last call; exactly one for every Move. Never blocks."""
+        ...
+
+    def gate(self, number: int, group: int) -> Any:
+        """The LayerGate (``kvstrata.transfer.layers``) of a Move with that gate to that group."""
         ...
 
     def close(self) -> None:

@@ -367,13 +367,6 @@ def test_after_a_save_no_block_goes_before_its_children(name: str) -> None:
     assert before_their_children(s, name) == []
 
 
-XFAIL = (
-    "blocks are added to the eviction order when their copy has ended, after the path was touched: "
-    "{} is then younger than the head, which goes first. Touch the path (index.path) when it ends"
-)
-
-
-@pytest.mark.xfail(strict=True, reason=XFAIL.format("a tail that was written down"))
 def test_after_a_longer_save_no_block_leaves_nvme_before_its_children() -> None:
     s = memory_store(tiny_model(SIZE), dram=16, nvme=64)
     tokens = np.arange(12 * SIZE, dtype=np.int32)
@@ -383,7 +376,6 @@ def test_after_a_longer_save_no_block_leaves_nvme_before_its_children() -> None:
     assert before_their_children(s, "nvme") == []
 
 
-@pytest.mark.xfail(strict=True, reason=XFAIL.format("a tail that came up from NVMe"))
 @pytest.mark.parametrize("how", ["load", "prefetch"])
 def test_after_a_load_from_nvme_no_block_leaves_dram_before_its_children(how: str) -> None:
     s = memory_store(tiny_model(SIZE), dram=16, nvme=64)

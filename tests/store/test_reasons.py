@@ -127,11 +127,6 @@ def test_a_copy_in_some_groups_on_its_way_in_the_others_is_pending() -> None:
     assert told(placement, symbols) == [(0, 2, "pending")]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_indexed() calls a block pending as soon as any group has a copy, READY ones included: "
-    "a block that is lost in one group and READY in another is pending for ever",
-)
 @pytest.mark.parametrize("why", ["failed_check", "evicted"])
 def test_what_is_lost_in_one_group_is_not_pending(why: str) -> None:
     """As when an NVMe record of one group fails its check after DRAM got the other groups'."""

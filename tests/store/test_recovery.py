@@ -188,11 +188,6 @@ def test_a_use_in_any_group_is_a_use_of_the_block() -> None:
 
 
 @given(data=st.data())
-@pytest.mark.xfail(
-    strict=True,
-    reason="adopt() orders by each block's own last use, so a block that was used before its "
-    "children were stored is evicted before them; a use of a child is a use of its path",
-)
 def test_a_block_is_never_older_than_its_children(data: st.DataObject) -> None:
     """A save of a longer prefix writes only the new blocks' last use: the head keeps its own."""
     disk = Disk(1)

@@ -54,6 +54,9 @@ class MemoryDram:
     def capacity(self, group: int) -> int:
         return len(self.rows[group])
 
+    def settle(self, timeout: float | None = None) -> bool:
+        return True
+
     def close(self) -> None:
         """Nothing to give back."""
 

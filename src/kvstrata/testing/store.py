@@ -8,6 +8,7 @@ from kvstrata.core.clock import Bell
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.metrics import Metrics
 from kvstrata.core.model import KVModel
+from kvstrata.store.parts import Parts
 from kvstrata.store.placement import Placement, Shelf
 from kvstrata.store.policy.admission import AdmitAll
 from kvstrata.store.policy.eviction import LRU
@@ -66,18 +67,17 @@ def memory_store(
     )
     below = Shelf("nvme", [nvme for _ in groups], LRU()) if nvme else None
     above = Shelf("hbm", [blocks for _ in groups], LRU()) if cache_hbm else None
-    store = Store(
-        config,
-        model,
-        Placement(model, Shelf("dram", [dram for _ in groups], LRU()), below, above),
-        executor,
+    placement = Placement(model, Shelf("dram", [dram for _ in groups], LRU()), below, above)
+    parts = Parts(
         hbm=hbm,
         dram=ram,
         nvme=records,
+        executor=executor,
         admission=AdmitAll(),
         clock=clock,
         wall=clock,
         bell=bell,
         metrics=metrics,
     )
+    store = Store(config, model, placement, parts)
     return MemoryStore(store, hbm, ram, records, executor, clock)
