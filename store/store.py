@@ -300,10 +300,7 @@ class Store:
         return self._waiting.until(lambda: self._lowering.idle, left)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until the DRAM tier has all its memory, touched; False if that takes longer.
-
-        Nothing needs it: a tier that still grows is smaller. It takes page faults out of timings.
-        """
+        """Wait until DRAM has all its memory, touched, which only timings need. False if too long."""
         return self._parts.dram.settle(timeout)
 
     # -- forgetting ------------------------------------------------------------------------------
