@@ -77,6 +77,10 @@ class Control:
         """xxh3-64 of the record in each DRAM slot, taken when it came in."""
         self.verified = 0
         """Blocks that passed by the sampled check of loads from DRAM."""
+        self.shed: list[list[int]] = [[] for _ in model.groups]
+        """By group, kept blocks of the engine's pool that it may have back."""
+        self.saving_bytes = 0
+        """Bytes of all saves under way, for back-pressure."""
         self.jobs: dict[int, Job] = {}
         self.results: dict[int, Completion] = {}
         self.background: list[Callable[[], bool]] = []
@@ -268,6 +272,7 @@ class Control:
         self.placement.check()
         assert not self._outbox, "1: a Move was not submitted"
         assert not (self.jobs.keys() & self.results.keys()), "2: a job has completed twice"
+        assert self.jobs or not self.saving_bytes, "2: a save's bytes outlive it"
         if not self.jobs and not self.in_flight:
             for shelf in self.placement.shelves:
                 assert all(x.count(State.FILLING) == 0 for x in shelf.ledgers), (

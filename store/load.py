@@ -148,7 +148,9 @@ class LoadJob:
 
         def ended(done: Done) -> None:
             self._flying[group][positions] = False
-            ledger.unpin(slots)
+            gone = ledger.unpin(slots)
+            if shelf is control.placement.hbm:
+                control.shed[group].extend(gone.tolist())
             if self._stale():
                 return
             self._done[group][positions[done.ok]] = True

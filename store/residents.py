@@ -25,7 +25,6 @@ class Residents:
     def __init__(self, control: Control, shelf: Shelf | None) -> None:
         self._control = control
         self._shelf = shelf
-        self._shed: dict[int, list[int]] = {}
 
     def keep(self, symbols: Symbols, blocks: dict[int, Ints], start: int) -> dict[int, Ints]:
         """Take over blocks ``start`` ... of the path; returns, by group, the ids that were taken.
@@ -74,8 +73,10 @@ class Residents:
 
     def take_shed(self) -> dict[int, tuple[int, ...]]:
         """Blocks that the engine may release without having asked, since the last call."""
-        shed, self._shed = self._shed, {}
-        return {group: tuple(ids) for group, ids in shed.items() if ids}
+        shed = {group: tuple(ids) for group, ids in enumerate(self._control.shed) if ids}
+        for ids in self._control.shed:
+            ids.clear()
+        return shed
 
     def _evict(self, refs: Refs) -> dict[int, Ints]:
         freed = dict(enumerate(self._need().evict(refs)))
@@ -85,7 +86,7 @@ class Residents:
 
     def _note(self, freed: dict[int, Ints]) -> None:
         for group, ids in freed.items():
-            self._shed.setdefault(group, []).extend(ids.tolist())
+            self._control.shed[group].extend(ids.tolist())
 
     def _need(self) -> Shelf:
         if self._shelf is None:

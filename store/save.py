@@ -56,6 +56,12 @@ class SaveJob:
             for shelf in placement.below:
                 known |= shelf.ledgers[group].slots(tail) >= 0
             self._open.append((ids >= 0) & ~known)
+        sizes = [group.block_bytes() for group in control.model.groups]
+        self.nbytes = sum(
+            int(mask.sum()) * size for mask, size in zip(self._open, sizes, strict=True)
+        )
+        """Bytes to be copied, as long as the job lasts."""
+        control.saving_bytes += self.nbytes
         self._flying: list[Mask] = [np.zeros(len(tail), np.bool_) for _ in blocks]
         self._failed = np.zeros(len(tail), np.bool_)
         self._reason = ""
@@ -102,6 +108,7 @@ class SaveJob:
         if not self._stale():
             self._control.placement.touch(self._refs)
         self._hold.close()
+        self._control.saving_bytes -= self.nbytes
 
     # -- inside ----------------------------------------------------------------------------------
 

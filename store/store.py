@@ -174,11 +174,15 @@ class Store:
 
         ``blocks[g][i]`` is the engine's block that holds block ``start + i``. They must stay as
         they are until the Completion lists them in ``freed``. ``ready`` is passed once their last
-        writer is done. What some tier has already is not copied.
+        writer is done. What some tier has already is not copied; beyond ``transfer.queue`` bytes of
+        saves under way nothing is stored, and the reason is ``busy``.
         """
         with self._open():
             symbols, ids, start = self._looking.part(prefix, blocks, start)
-            return self._control.start(self._save_job("save", symbols, ids, start, ready))
+            job = self._save_job("save", symbols, ids, start, ready)
+            if job.nbytes < self._control.saving_bytes > self.config.transfer.queue:
+                job.give_up("busy")
+            return self._control.start(job)
 
     def prefetch(self, prefix: Prefix, max_tokens: int | None = None) -> Ticket:
         """Bring what NVMe has of the prefix into DRAM, ahead of need; asynchronous."""
@@ -300,7 +304,7 @@ class Store:
         return self._waiting.until(lambda: self._lowering.idle, left)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until DRAM has all its memory, touched, which only timings need. False if too long."""
+        """Wait until DRAM has all its memory, touched (only timings need it); False if too long."""
         return self._parts.dram.settle(timeout)
 
     # -- forgetting ------------------------------------------------------------------------------
@@ -347,10 +351,7 @@ class Store:
                 self._nvme.check()
 
     def close(self) -> None:
-        """Make durable what can be within a minute, end what is in flight, give all back.
-
-        Twice is fine.
-        """
+        """Make durable what can be in a minute, end what is in flight. Twice is fine."""
         if self._closed:
             return
         try:

@@ -158,6 +158,52 @@ def test_reset_forgets_a_record_whose_commit_is_under_way() -> None:
     assert again.store.match(prefix).tokens == 0
 
 
+def test_beyond_the_queue_saves_are_refused_and_loads_are_not() -> None:
+    model = tiny_model()
+    s = memory_store(model, auto=False, queue=3 * model.groups[0].block_bytes())
+    first = s.store.save(Prefix.from_tokens(tokens(16, 1)), {0: np.arange(4)})
+    second = s.store.save(Prefix.from_tokens(tokens(4, 2)), {0: [4]})
+    done = s.store.wait(second)
+    assert done is not None
+    assert (done.tokens, done.requested, done.reason, done.freed) == (0, 4, "busy", {0: (4,)})
+    s.executor.auto = True
+    done = s.store.wait(first)
+    assert done is not None and done.tokens == 16
+    assert load(s, Prefix.from_tokens(tokens(16, 1)))[0] == 4
+    done = s.store.wait(s.store.save(Prefix.from_tokens(tokens(4, 2)), {0: [4]}))
+    assert done is not None and done.tokens == 4
+    s.store.check()
+
+
+def test_a_kept_block_that_a_copy_reads_comes_back_after_a_reset() -> None:
+    s = memory_store(tiny_model(), cache_hbm=True)
+    prefix = Prefix.from_tokens(tokens(16))
+    fill(s, np.arange(4))
+    assert s.store.keep(prefix, {0: np.arange(4)})[0].tolist() == [0, 1, 2, 3]
+    s.executor.auto = False
+    ticket = s.store.load(s.store.lookup(prefix), {0: [10, 11, 12, 13]})
+    s.store.reset()
+    assert s.store.poll().shed == {}
+    s.executor.run_all()
+    s.store.wait(ticket)
+    assert s.store.poll().shed == {0: (0, 1, 2, 3)}
+    s.store.check()
+
+
+def test_a_hit_names_the_blocks_that_need_no_copy() -> None:
+    s = memory_store(tiny_model(), cache_hbm=True)
+    prefix = Prefix.from_tokens(tokens(16))
+    s.store.keep(prefix, {0: [4, 5, 6, 7]})
+    assert s.store.keep(prefix, {0: [20, 21, 22, 23]})[0].size == 0
+    hit = s.store.lookup(prefix)
+    assert hit.by_tier == {"hbm": 16, "dram": 0} and hit.resident[0].tolist() == [4, 5, 6, 7]
+    assert s.store.shed(4)[0].size == 0, "leased"
+    done = s.store.wait(s.store.load(hit, {0: hit.resident[0]}))
+    assert done is not None and done.tokens == 16 and s.executor.submitted == 0
+    assert s.store.shed(2)[0].tolist() == [7, 6] or s.store.match(prefix).tokens == 8
+    s.store.check()
+
+
 def test_close_waits_for_saves_under_way() -> None:
     s = memory_store(tiny_model(), nvme=64)
     s.executor.auto = False

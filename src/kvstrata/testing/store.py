@@ -49,6 +49,7 @@ def memory_store(
     held: bool = False,
     cache_hbm: bool = False,
     verify_one_in: int = 1,
+    queue: int = 1 << 30,
     survived: MemoryRecords | None = None,
 ) -> MemoryStore:
     """A Store with so many HBM blocks, DRAM slots and NVMe records a group (0: no NVMe tier).
@@ -63,7 +64,11 @@ def memory_store(
     records = MemoryRecords(model, nvme, held=held, survived=survived) if nvme else None
     executor = ManualExecutor(hbm, ram, records, auto=auto)
     config = StoreConfig.from_dict(
-        {"nvme": {"write": write}, "dram": {"verify_one_in": verify_one_in}}
+        {
+            "nvme": {"write": write},
+            "dram": {"verify_one_in": verify_one_in},
+            "transfer": {"queue": queue},
+        }
     )
     below = Shelf("nvme", [nvme for _ in groups], LRU()) if nvme else None
     above = Shelf("hbm", [blocks for _ in groups], LRU()) if cache_hbm else None
