@@ -54,18 +54,12 @@ class Loans:
     def reclaim(self, count: int) -> bool:
         """Have the pool get blocks back, ``count`` of each group if it can be; False if none.
 
-        Kept blocks first, since that takes no time; then those of a save, which is waited for; then
-        kept ones that could not go while they were on their way down to NVMe.
+        Kept blocks first, since that takes no time; then those of a save, which is waited for.
         """
         self.reap()
         if self._kept and self._shed(self._store.shed(count)):
             return True
-        if self._finish_one():
-            return True
-        if not self._kept:
-            return False
-        self._store.flush()
-        return self._shed(self._store.shed(count))
+        return self._finish_one()
 
     def drain(self) -> None:
         """Wait for all saves under way."""
