@@ -84,8 +84,9 @@ class Looking:
     def match(self, symbols: Symbols, path: Refs, limited: Refs) -> Match:
         """The answer for a path from ``path``."""
         placement, size = self._placement, self._model.block_size
-        usable = placement.usable(limited)
-        by_tier = {t: n * size for t, n in placement.by_tier(limited, usable).items()}
+        present = placement.present(limited)
+        usable = placement.usable(limited, present)
+        by_tier = {t: n * size for t, n in placement.by_tier(present, usable).items()}
         pending = usable
         why: tuple[Reason, ...] = ()
         if usable < symbols.num_blocks:

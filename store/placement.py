@@ -19,6 +19,8 @@ from kvstrata.tiers.ledger import Ints, Ledger, Reservation, State
 
 Mask = NDArray[np.bool_]
 Refs = NDArray[np.int32]
+Present = list[list[Mask]]
+"""By shelf and group, which blocks of a path can be read."""
 
 
 class Shelf:
@@ -108,14 +110,19 @@ class Placement:
 
     # -- looking ---------------------------------------------------------------------------------
 
+    def present(self, refs: Refs) -> Present:
+        """For each shelf and group, which refs can be read there."""
+        return [shelf.ready(refs) for shelf in self.shelves]
+
     def readable(self, refs: Refs) -> list[Mask]:
         """For each group, which refs can be read in some tier."""
-        by_shelf = [shelf.ready(refs) for shelf in self.shelves]
-        return [np.logical_or.reduce(masks) for masks in zip(*by_shelf, strict=True)]
+        return _anywhere(self.present(refs))
 
-    def usable(self, refs: Refs) -> int:
+    def usable(self, refs: Refs, present: Present | None = None) -> int:
         """Leading blocks of the path that every group can resume at."""
-        return usable_prefix(self.readable(refs), self.specs) if len(refs) else 0
+        if not len(refs):
+            return 0
+        return usable_prefix(_anywhere(present or self.present(refs)), self.specs)
 
     def pending(self, refs: Refs) -> int:
         """Leading blocks that every group could resume at once all copies in flight are in."""
@@ -131,17 +138,15 @@ class Placement:
         """For each group, the blocks that a resume at so many blocks reads."""
         return [spec.blocks_read(blocks * spec.block_size) for spec in self.specs]
 
-    def by_tier(self, refs: Refs, blocks: int) -> dict[str, int]:
-        """Blocks by the tier that they would come from: the lowest that some group needs.
+    def by_tier(self, present: Present, blocks: int) -> dict[str, int]:
+        """So many leading blocks by where they would come from: the lowest tier a group needs.
 
         A block that no group reads (before every window) counts as what the others mostly are.
         """
-        head = refs[:blocks]
         level = np.full(blocks, -1, np.int64)
-        by_shelf = [shelf.ready(head) for shelf in self.shelves]
         for group, read in enumerate(self.read_ranges(blocks)):
             at = slice(read.start, read.stop)
-            absent = np.array([~masks[group][at] for masks in by_shelf])
+            absent = np.array([~masks[group][at] for masks in present])
             # The first shelf that has the block: as many shelves above it are without.
             level[at] = np.maximum(level[at], np.cumprod(absent, axis=0).sum(axis=0))
         counts = np.bincount(level[level >= 0], minlength=len(self.shelves))
@@ -245,3 +250,7 @@ class Placement:
             idle = idle[~shelf.holds(idle)]
         idle = idle[(self.index.children(idle) == 0) & ~self.index.leases.pinned(idle)]
         assert not len(idle), "2: a block that names nothing is still in the index"
+
+
+def _anywhere(present: Present) -> list[Mask]:
+    return [np.logical_or.reduce(masks) for masks in zip(*present, strict=True)]

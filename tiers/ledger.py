@@ -15,6 +15,8 @@ Ints = NDArray[np.int64]
 PRIVATE = -2
 """Owner of a slot that no prefix names: a swapped sequence's partial block."""
 _NOBODY = -1
+_TABLE = 1024
+"""Refs that a fresh ledger has room for; it doubles when it must."""
 
 
 class State(IntEnum):
@@ -24,6 +26,10 @@ class State(IntEnum):
     FILLING = 1
     READY = 2
     DOOMED = 3
+
+
+# numpy asks a member of an enum for a dozen attributes before it compares it; not so a uint8.
+_EMPTY, _READY = np.uint8(State.EMPTY), np.uint8(State.READY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,11 +110,15 @@ class Ledger:
 
     def slots(self, refs: ArrayLike) -> Ints:
         """The slot of each ref, -1 where it has none. Does not mutate."""
-        refs = np.asarray(refs, np.int64)
-        if not len(refs) or not len(self._slot_of):
-            return np.full(len(refs), -1, np.int64)
-        found: Ints = self._slot_of[np.minimum(refs, len(self._slot_of) - 1)]
-        found[refs >= len(self._slot_of)] = -1
+        wanted = np.asarray(refs)
+        known = len(self._slot_of)
+        if not len(wanted) or not known:
+            return np.full(len(wanted), -1, np.int64)
+        if wanted.max() < known:
+            near: Ints = self._slot_of[wanted]
+            return near
+        found: Ints = self._slot_of[np.minimum(wanted, known - 1)]
+        found[wanted >= known] = -1
         return found
 
     def states(self, refs: ArrayLike) -> NDArray[np.uint8]:
@@ -116,11 +126,11 @@ class Ledger:
         slots = self.slots(refs)
         if not self.capacity:
             return np.zeros(len(slots), np.uint8)
-        return np.where(slots >= 0, self._state[slots], np.uint8(State.EMPTY))
+        return np.where(slots >= 0, self._state[slots], _EMPTY)
 
     def ready(self, refs: ArrayLike) -> NDArray[np.bool_]:
         """Which refs have a copy that may be read. Does not mutate."""
-        mask: NDArray[np.bool_] = self.states(refs) == State.READY
+        mask: NDArray[np.bool_] = self.states(refs) == _READY
         return mask
 
     def owners(self, slots: ArrayLike) -> Ints:
@@ -238,7 +248,7 @@ class Ledger:
             return
         most = int(refs.max()) + 1
         if most > len(self._slot_of):
-            grown = np.full(max(most, 2 * len(self._slot_of), 1024), -1, np.int64)
+            grown = np.full(max(most, 2 * len(self._slot_of), _TABLE), -1, np.int64)
             grown[: len(self._slot_of)] = self._slot_of
             self._slot_of = grown
         self._slot_of[refs] = slots

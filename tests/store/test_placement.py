@@ -133,9 +133,9 @@ def test_the_tokens_of_a_path_by_the_tier_that_they_come_from() -> None:
     refs = placement.index.insert(symbols_of(range(5)))
     put(placement.dram, refs[:3])
     put(lower(placement), refs[2:])
-    assert placement.by_tier(refs, 5) == {"dram": 3, "nvme": 2}
-    assert placement.by_tier(refs, 2) == {"dram": 2, "nvme": 0}
-    assert placement.by_tier(refs, 0) == {"dram": 0, "nvme": 0}
+    assert placement.by_tier(placement.present(refs), 5) == {"dram": 3, "nvme": 2}
+    assert placement.by_tier(placement.present(refs), 2) == {"dram": 2, "nvme": 0}
+    assert placement.by_tier(placement.present(refs), 0) == {"dram": 0, "nvme": 0}
 
 
 def test_a_block_comes_from_the_lowest_tier_that_one_of_its_groups_needs() -> None:
@@ -143,7 +143,7 @@ def test_a_block_comes_from_the_lowest_tier_that_one_of_its_groups_needs() -> No
     refs = placement.index.insert(symbols_of(range(5)))
     put(placement.dram, refs, groups=(0, 2))
     put(lower(placement), refs, groups=(1,))  # the window reads the last two
-    assert placement.by_tier(refs, 5) == {"dram": 3, "nvme": 2}
+    assert placement.by_tier(placement.present(refs), 5) == {"dram": 3, "nvme": 2}
 
 
 def test_blocks_before_every_window_count_with_the_others() -> None:
@@ -151,14 +151,14 @@ def test_blocks_before_every_window_count_with_the_others() -> None:
     placement = placed(KVModel(bytes(16), window_only.groups[1:2]))
     refs = placement.index.insert(symbols_of(range(8)))
     put(lower(placement), refs[6:])
-    assert placement.by_tier(refs, 8) == {"dram": 0, "nvme": 8}
+    assert placement.by_tier(placement.present(refs), 8) == {"dram": 0, "nvme": 8}
 
 
 def test_without_nvme_everything_comes_from_dram() -> None:
     placement = placed(nvme=0)
     refs = placement.index.insert(symbols_of(range(3)))
     put(placement.dram, refs)
-    assert placement.by_tier(refs, 3) == {"dram": 3}
+    assert placement.by_tier(placement.present(refs), 3) == {"dram": 3}
 
 
 def test_records_are_the_slots_of_what_nvme_can_read() -> None:
