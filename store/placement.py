@@ -57,12 +57,11 @@ class Shelf:
             covered &= (mine.slots(refs) < 0) | theirs.ready(refs)
         return covered
 
-    def settle(self, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Refs:
-        """End a filling; returns the blocks that came in, now in the order of eviction."""
-        self.ledgers[group].settle(taken, ok)
-        arrived: Refs = refs[self.ledgers[group].ready(refs)]
-        self.eviction.add(arrived.tolist())
-        return arrived
+    def settle(self, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Ints:
+        """End a filling; what came in joins the order of eviction. Returns slots now EMPTY."""
+        freed = self.ledgers[group].settle(taken, ok)
+        self.eviction.add(refs[self.ledgers[group].ready(refs)].tolist())
+        return freed
 
     def evict(self, refs: Refs) -> list[Ints]:
         """Take blocks away; for each group the slots that are free now (others when unpinned)."""
@@ -167,12 +166,17 @@ class Placement:
 
     # -- using -----------------------------------------------------------------------------------
 
-    def settle(self, shelf: Shelf, group: int, refs: Refs, taken: Reservation, ok: Mask) -> None:
-        """End a filling of blocks that follow one another; those that came in count as used now."""
-        arrived = shelf.settle(group, refs, taken, ok)
+    def settle(self, shelf: Shelf, group: int, refs: Refs, taken: Reservation, ok: Mask) -> Ints:
+        """End a filling of blocks that follow one another; those that came in count as used now.
+
+        Returns the slots that are EMPTY now, though their bytes may have come in: they were doomed.
+        """
+        freed = shelf.settle(group, refs, taken, ok)
+        arrived = refs[shelf.ledgers[group].ready(refs)]
         if len(arrived):
             # Their ancestors too: a block must never be evicted before its children.
             shelf.eviction.touch(self.index.path(int(arrived[-1])).tolist())
+        return freed
 
     def touch(self, path: Refs) -> None:
         """A request has used the path, from its head."""

@@ -104,7 +104,10 @@ class WriteDown:
         if self._epoch != control.epoch:
             shelf.ledgers[self._group].settle(self._taken, ok)
         else:
-            control.placement.settle(shelf, self._group, self._refs, self._taken, ok)
+            freed = control.placement.settle(shelf, self._group, self._refs, self._taken, ok)
+            # Evicted while they were being written: on record by now, and wanted by nobody.
+            kept = self._taken.slots[ok]
+            control.delete_records(self._group, freed[np.isin(freed, kept)])
             control.placement.prune(self._refs)
             control.metrics.add(
                 "nvme_written_bytes_total",

@@ -266,6 +266,11 @@ class StoreMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         if hasattr(self, "s"):
             self.store.check()
+            if self.s.records is not None:
+                # Whatever is on record is known to the ledger, or its place would be lost for ever.
+                for group, record in self.s.records.catalogue:
+                    taken = self.store._placement.nvme.ledgers[group]._state[record]
+                    assert taken, f"record {record} of group {group} belongs to nobody"
 
     def teardown(self) -> None:
         if not hasattr(self, "s"):

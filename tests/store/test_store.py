@@ -204,6 +204,26 @@ def test_a_hit_names_the_blocks_that_need_no_copy() -> None:
     s.store.check()
 
 
+def test_a_block_dropped_while_another_group_of_it_is_written_leaves_no_record() -> None:
+    s = memory_store(hybrid_model(), nvme=64, auto=False, held=True)
+    ticket = s.store.save(Prefix.from_tokens(tokens(8)), everywhere(s, np.arange(2)))
+    s.executor.run_all()
+    s.store.wait(ticket)
+    assert [move.target for move in s.executor.pending] == ["nvme"] * 3
+    assert s.records is not None
+    s.executor.run(0)
+    s.store.poll()
+    s.records.settle()
+    s.store.poll()  # group 0 is readable below, the others are on their way
+    s.store.drop("nvme")
+    s.executor.run_all()
+    for _ in range(3):
+        s.store.poll()
+        s.records.settle()
+    assert s.records.catalogue == {} and s.store.stats().tiers["nvme"]["empty"] == 3 * 64
+    s.store.check()
+
+
 def test_close_waits_for_saves_under_way() -> None:
     s = memory_store(tiny_model(), nvme=64)
     s.executor.auto = False

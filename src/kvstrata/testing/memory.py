@@ -85,6 +85,8 @@ class MemoryRecords:
         self.epoch: int = survived.epoch if survived else 0
         self.disk: dict[tuple[int, int], Bytes] = dict(survived.disk) if survived else {}
         self.catalogue: dict[tuple[int, int], tuple[int, Written, WriteRun, int]] = {}
+        self._ids: set[tuple[int, int]] = set()
+        """(group, record id) placed and not yet given up."""
         self._capacity = capacity
         self._used = 0
         self._next_place: int = 1 + (survived._next_place if survived else 0)
@@ -117,9 +119,12 @@ class MemoryRecords:
         records: Sequence[int],
         checksums: Sequence[int | None],
     ) -> tuple[WriteRun, ...] | None:
+        taken = [record for record in records if (group, record) in self._ids]
+        assert not taken, f"records {taken} of group {group} are in use"
         if not self.writable or self._used + len(records) > self._capacity * len(self.model.groups):
             return None
         self._used += len(records)
+        self._ids.update((group, record) for record in records)
         first = self._next_place
         self._next_place += len(records)
         raw = self.model.groups[group].block_bytes()
@@ -152,6 +157,7 @@ class MemoryRecords:
                     at += 1
                     if entry is None or run.epoch != self.epoch:
                         self._used -= 1
+                        self._forget(run, record)
                     else:
                         self.catalogue[run.group, record] = (run.offset + i, entry, run, i)
 
@@ -159,6 +165,9 @@ class MemoryRecords:
 
     def abandon(self, runs: Sequence[WriteRun]) -> None:
         self._used -= sum(len(run.records) for run in runs)
+        for run in runs:
+            for record in run.records:
+                self._forget(run, record)
 
     def failed(self, error: str) -> None:
         """A test that wants the tier off sets ``writable``."""
@@ -175,6 +184,7 @@ class MemoryRecords:
 
     def delete(self, group: int, records: Sequence[int]) -> int:
         gone = [self.catalogue.pop((group, record)) for record in records]
+        self._ids.difference_update((group, record) for record in records)
 
         def apply() -> None:
             self._used -= len(gone)
@@ -207,6 +217,7 @@ class MemoryRecords:
         self.epoch += 1
         self._used -= len(self.catalogue)
         self.catalogue.clear()
+        self._ids.clear()
         return self.epoch
 
     def stats(self) -> dict[str, Any]:
@@ -219,6 +230,10 @@ class MemoryRecords:
     def close(self) -> None:
         self.settle()
 
+    def _forget(self, run: WriteRun, record: int) -> None:
+        if run.epoch == self.epoch:  # after a reset the id may be another's
+            self._ids.discard((run.group, record))
+
     def _queue(self, apply: Any) -> int:
         self._batch += 1
         self._waiting.append((self._batch, apply))
@@ -230,6 +245,7 @@ class MemoryRecords:
             record = counts[group]
             counts[group] += 1
             self._used += 1
+            self._ids.add((group, record))
             parent = run.keys[i - 1] if i else run.parent
             self.catalogue[group, record] = (place, written, run, i)
             self._recovered.append(
