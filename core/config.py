@@ -104,7 +104,7 @@ class TransferConfig:
     """Bounds of the transfer engine."""
 
     threads: int = 2
-    """Copy workers a direction on the host device; CUDA uses streams instead."""
+    """Copy workers a direction; on CUDA each has a stream and a packed buffer of 64 MiB."""
     timeout: float = 30.0
     """Seconds after which a load that has not completed is reported as failed."""
     queue: Size = Size(4 << 30)

@@ -59,7 +59,6 @@ class Catalogue:
     def __init__(self, path: str, map_size: int, bell: Bell) -> None:
         """Open an existing environment; no other may have it. Raises lmdb.Error or OSError."""
         self.path = path
-        self.map_size = map_size
         self._bell = bell
         # The lock file is of processes that are gone; damage in it could block a mutex for ever.
         _unlink(os.path.join(path, "lock.mdb"))
@@ -81,7 +80,6 @@ class Catalogue:
             raise
         self._wake = threading.Condition()
         self._queue: deque[Batch] = deque()
-        self._busy = False
         self._touches: dict[bytes, float] = {}
         self._touch_due = 0.0
         self._done: list[CatalogueDone] = []
