@@ -69,8 +69,13 @@ class Restarted:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         stdin = cast(IO[str], self._process.stdin)
-        stdin.write(json.dumps(message) + "\n")
-        stdin.flush()
+        try:
+            stdin.write(json.dumps(message) + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise KVStrataError(
+                "the restarted process has died; its last words are above"
+            ) from None
 
     def _receive(self) -> dict[str, Any]:
         line = cast(IO[str], self._process.stdout).readline()

@@ -8,11 +8,12 @@ nobody but this file knows layouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvstrata.core.errors import LayoutError
-from kvstrata.core.model import KVGroup
+from kvstrata.core.model import KVGroup, KVModel
 
 PAGE = 4096
 """Unit of DRAM slots and NVMe extents, in bytes."""
@@ -124,6 +125,37 @@ LAYOUTS = {
     "blocks_first": blocks_first,
     "packed": packed,
 }
+
+
+def layouts_of(
+    model: KVModel, tensors: Mapping[int, Sequence[Any]], layout: str | Mapping[int, PagedLayout]
+) -> dict[int, PagedLayout]:
+    """The layout of each group's tensors; a name counts the blocks from what the tensors hold.
+
+    ``tensors`` have ``nbytes``. Raises LayoutError for groups and names that do not exist.
+    """
+    if not isinstance(tensors, Mapping):
+        raise LayoutError("kv_tensors must map each KV group to the list of its tensors")
+    for group in tensors:
+        if group not in range(len(model.groups)):
+            raise LayoutError(f"the KVModel has no group {group!r}: 0...{len(model.groups) - 1}")
+    if not isinstance(layout, str):
+        if set(layout) != set(tensors):
+            raise LayoutError(f"layouts for groups {set(layout)}, tensors for {set(tensors)}")
+        return dict(layout)
+    if layout not in LAYOUTS:
+        raise LayoutError(f"unknown layout {layout!r}: use one of {', '.join(LAYOUTS)}")
+    found = {}
+    for group, listed in tensors.items():
+        what = model.groups[group]
+        blocks, rest = divmod(sum(int(t.nbytes) for t in listed), what.block_bytes())
+        if rest or not blocks:
+            raise LayoutError(
+                f"the tensors of group {group} are not whole blocks of {what.block_bytes()} bytes: "
+                "check layer count, KV heads, head size, element type and block size"
+            )
+        found[group] = LAYOUTS[layout](what, blocks)
+    return found
 
 
 def check_tensors(layout: PagedLayout, sizes: Sequence[int]) -> None:

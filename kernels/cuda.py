@@ -122,7 +122,8 @@ def _table(pages: Pages, layer: int | None) -> tuple[torch.Tensor, int]:
         on_device = torch.from_numpy(table).to(pages.device)
         # Other streams will read it: it must be there before this call returns, and is kept.
         torch.cuda.current_stream(pages.device).synchronize()
-        pages.memo[key] = on_device, int(table[:, 2].max())
+        # Another thread may have made one too: its kernels read it, so the first one stays.
+        pages.memo.setdefault(key, (on_device, int(table[:, 2].max())))
     found: tuple[torch.Tensor, int] = pages.memo[key]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -77,6 +78,26 @@ class Hit:
         self.on_release(self)
 
     def __enter__(self) -> Hit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """Holds ``tokens`` of a prefix somewhere in the Store; a context manager, released once."""
+
+    tokens: int
+    lock: threading.RLock
+    lease: Lease
+
+    def release(self) -> None:
+        """Let the blocks be evicted like any other. Twice is fine."""
+        with self.lock:
+            self.lease.release()
+
+    def __enter__(self) -> Pin:
         return self
 
     def __exit__(self, *_: object) -> None:

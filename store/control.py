@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.model import KVModel
+from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.answers import Stats
 from kvstrata.store.parts import Parts
 from kvstrata.store.placement import Placement, Refs
@@ -85,6 +86,9 @@ class Control:
         self.results: dict[int, Completion] = {}
         self.background: list[Callable[[], bool]] = []
         """Steps of work that has no ticket: lowering to NVMe."""
+        self.stored: Callable[[Symbols, int, int], None] = lambda symbols, start, stop: None
+        """Hear that blocks ``start`` ... ``stop - 1`` came into DRAM; set by whoever writes
+        behind."""
         self.demote: Callable[[Refs], None] = lambda refs: None
         """Write blocks to NVMe so that they may leave DRAM; set by whoever does it."""
         self._handlers: dict[int, Callable[[Done], None]] = {}
@@ -149,13 +153,14 @@ class Control:
         writing down those that are not, so that a later call finds them safe.
         """
         shelf = self.placement.dram
+        sinks = self.nvme is not None and self.nvme.writable
         for _ in range(2):  # the first victims may have no slot in the group that is short
             short = shelf.short(needs)
             if not short:
                 return
-            safe, unsafe = self.placement.dram_victims(short)
+            safe, unsafe = self.placement.dram_victims(short, sinks=sinks)
             if len(unsafe):
-                if self.nvme is None or not self.nvme.writable:
+                if not sinks:
                     safe, unsafe = np.concatenate([safe, unsafe]), unsafe[:0]
                 else:
                     self.demote(unsafe)
@@ -217,6 +222,14 @@ class Control:
                     job.give_up("no_room")
                 progress = self._finish()
         return len(self.results) > before
+
+    def stop(self) -> None:
+        """Start nothing more, ever: jobs give up and background work ends."""
+        self.background.clear()
+        self.stored = lambda symbols, start, stop: None
+        self.demote = lambda refs: None
+        for job in self.jobs.values():
+            job.give_up("closed")
 
     def next_deadline(self) -> float | None:
         """When ``advance`` has something to do though nothing was heard of."""

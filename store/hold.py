@@ -8,15 +8,19 @@ from kvstrata.store.placement import Mask, Placement, Refs
 
 
 class Hold:
-    """A lease on a path whose blocks can be let go one by one.
+    """A lease on blocks that can be let go one by one.
 
     A held block keeps its name in the index and its place in every tier. One let go may sink, be
     evicted, or even give its ref to another block: nothing may be asked about it any more.
     """
 
-    def __init__(self, placement: Placement, refs: Refs) -> None:
+    def __init__(self, placement: Placement, refs: Refs, *, name_only: bool = False) -> None:
+        """``name_only``: the blocks may leave any tier, but stay what their refs say."""
         self._placement = placement
         self._book = placement.index.leases
+        if name_only:
+            self._book = placement.names
+            self._book.grow(placement.index.capacity)
         self._generation = self._book.generation
         self._refs = refs
         self._held: Mask = np.ones(len(refs), np.bool_)

@@ -52,20 +52,30 @@ class Looking:
             return path, path
         return path, path[: max(0, max_tokens) // self._model.block_size]
 
-    def block_ids(self, blocks: Blocks, count: int, given: int) -> dict[int, Ints]:
-        """The engine's block ids by group as int64 arrays of ``count``.
+    def block_ids(
+        self, blocks: Blocks, count: int, num_tokens: int, start: int = 0
+    ) -> dict[int, Ints]:
+        """The engine's ids of the blocks from ``start`` on, by group as int64 arrays of ``count``.
 
-        ``given`` ids must be there, and lie in the pool. Raises LayoutError in one line.
+        They must lie in the pool; -1 stands for a block that a group does not read when it resumes
+        at ``num_tokens``. Raises LayoutError in one line.
         """
         if not isinstance(blocks, Mapping):
             raise LayoutError("blocks must map each KV group to its block ids")
         groups = range(len(self._model.groups))
         if set(blocks) != set(groups):
             raise LayoutError(f"blocks must name the groups {list(groups)}, got {list(blocks)}")
-        return {
-            group: _ids(group, blocks[group], self._hbm.capacity(group), given)[:count]
-            for group in groups
-        }
+        found = {}
+        for group in groups:
+            ids = _ids(group, blocks[group], self._hbm.capacity(group), count)
+            read = self._model.groups[group].spec.blocks_read(num_tokens)
+            if (ids[max(0, read.start - start) :] < 0).any():
+                raise LayoutError(
+                    f"group {group} reads blocks {read.start}...{read.stop - 1}: "
+                    "give each of them a block id, not -1"
+                )
+            found[group] = ids
+        return found
 
     def part(
         self, prefix: Prefix, blocks: Blocks, start: int
@@ -75,11 +85,12 @@ class Looking:
             raise MisuseError(f"start must be a block number, 0 or more, got {start!r}")
         symbols = self.symbols(prefix)
         listed = blocks.values() if isinstance(blocks, Mapping) else ()
-        given = max((np.size(ids) for ids in listed), default=0)
+        given = max((len(np.atleast_1d(np.asarray(ids))) for ids in listed), default=0)
         stop = min(symbols.num_blocks, start + given)
         start = min(start, stop)
         head = symbols._replace(data=symbols.data[: stop * symbols.width])
-        return head, self.block_ids(blocks, stop - start, given), start
+        tokens = stop * self._model.block_size
+        return head, self.block_ids(blocks, stop - start, tokens, start), start
 
     def match(self, symbols: Symbols, path: Refs, limited: Refs) -> Match:
         """The answer for a path from ``path``."""
@@ -96,13 +107,13 @@ class Looking:
         return Match(usable * size, by_tier, pending * size, why)
 
 
-def _ids(group: int, block_list: object, most: int, given: int) -> Ints:
+def _ids(group: int, block_list: object, most: int, count: int) -> Ints:
     ids = np.atleast_1d(np.asarray(block_list))
     if len(ids) and ids.dtype.kind not in "iu":
         raise LayoutError(f"block ids of group {group} must be whole numbers")
-    if ids.ndim != 1 or len(ids) < given:
-        raise LayoutError(f"group {group} has {len(ids)} block ids where {given} blocks are meant")
-    ids = ids.astype(np.int64)
+    if ids.ndim != 1 or len(ids) < count:
+        raise LayoutError(f"group {group} has {len(ids)} block ids where {count} blocks are meant")
+    ids = ids[:count].astype(np.int64)
     if len(ids) and (ids.min() < -1 or ids.max() >= most):
         raise LayoutError(
             f"block ids of group {group} must lie in 0...{most - 1}, "

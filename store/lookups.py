@@ -36,9 +36,10 @@ class Lookups:
         for tier, tokens in match.by_tier.items():
             self._metrics.add("hit_tokens_total", tokens, tier=tier)
         if self._nvme is not None:
-            # So that a restart knows what was used last; the tier writes it lazily.
+            # So that a restart knows what was used last; the tier writes it lazily. The last block
+            # is enough: who takes records in again counts a use of it as one of its whole path.
             for group, records in enumerate(self._placement.records(hit)):
-                self._nvme.touch(group, records.tolist(), self._wall())
+                self._nvme.touch(group, records[-1:].tolist(), self._wall())
         if request is not None:
             self._named[request] = match
             while len(self._named) > _REMEMBERED:

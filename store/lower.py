@@ -50,6 +50,7 @@ class Lowering:
         self._chain: KeyChain | None = None
         self.bytes_in_flight = 0
         control.background.append(self.step)
+        control.stored = self.stored
         control.demote = self.demote
 
     @property
@@ -59,13 +60,29 @@ class Lowering:
 
     def stored(self, symbols: Symbols, start: int, stop: int) -> None:
         """Blocks have come into DRAM: write them behind, where the Store writes through."""
-        if self._control.config.nvme.write == "through":
+        through = self._control.config.nvme.write == "through"
+        if through and self._control.nvme is not None:
             self._push(self._chain_of(symbols), start, stop)
 
     def demote(self, refs: Refs) -> None:
         """Write blocks so that they may leave DRAM; before whatever else is queued."""
-        if self.bytes_in_flight >= _IN_FLIGHT:
-            return  # whoever needs the room asks again when some of it has landed
+        if self.bytes_in_flight < _IN_FLIGHT:  # else whoever needs the room asks again
+            self._push_paths(refs, urgent=True)
+
+    def only_above(self) -> Refs:
+        """Blocks that DRAM has and NVMe has not, readable or coming."""
+        placement = self._control.placement
+        if placement.nvme is None:
+            return np.zeros(0, np.int32)
+        refs = np.unique(np.concatenate([x.resident() for x in placement.dram.ledgers]))
+        refs = refs.astype(np.int32)
+        return refs[~placement.dram.covers(refs, placement.nvme)]
+
+    def flush(self) -> None:
+        """Queue everything that only DRAM has."""
+        self._push_paths(self.only_above(), urgent=False)
+
+    def _push_paths(self, refs: Refs, *, urgent: bool) -> None:
         index = self._control.placement.index
         left = set(refs.tolist())
         for deepest in refs.tolist():  # victims come leaf first, so few paths cover them all
@@ -76,16 +93,7 @@ class Lowering:
             left.difference_update(path[ours].tolist())
             chain = self._chain_of(index.symbols(deepest))
             for start, stop in runs_of(ours):
-                self._push(chain, start, stop, urgent=True)
-
-    def flush(self) -> None:
-        """Queue everything that only DRAM has."""
-        placement = self._control.placement
-        if placement.nvme is None:
-            return
-        refs = np.unique(np.concatenate([x.resident() for x in placement.dram.ledgers]))
-        refs = refs.astype(np.int32)
-        self.demote(refs[~placement.dram.covers(refs, placement.nvme)])
+                self._push(chain, start, stop, urgent=urgent)
 
     def step(self) -> bool:
         """Start the next writes that bounds and room allow; True if any was started or given up."""

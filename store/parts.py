@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,14 +12,20 @@ from kvstrata.core.metrics import Metrics
 from kvstrata.store.policy.base import Admission
 from kvstrata.tiers.base import Tier
 from kvstrata.tiers.records import RecordTier
-from kvstrata.transfer.move import Executor
+from kvstrata.transfer.move import Executor, ReadyEvent
 
 
 class EngineMemory(Tier, Protocol):
     """The engine's paged KV, where it is this process's to tell of."""
 
-    def register(self, group: int, tensors: Sequence[Any], layout: PagedLayout) -> None:
-        """Take one group's tensors as they are."""
+    def register_all(
+        self, tensors: Mapping[int, Sequence[Any]], layouts: Mapping[int, PagedLayout]
+    ) -> None:
+        """Take the groups' tensors as they are, or raise LayoutError and take none."""
+        ...
+
+    def now(self) -> ReadyEvent | None:
+        """The point that the caller's current stream has reached; None where there is none."""
         ...
 
 
@@ -47,3 +53,5 @@ class Parts:
     wall: Clock
     bell: Bell
     metrics: Metrics
+    attended: bool = True
+    """Whether a thread of the Store's own goes on with what has been started."""

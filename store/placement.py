@@ -86,6 +86,7 @@ class Placement:
     2. A ref that is in no shelf and held by no lease, and has no children, is not in the index.
     3. Each shelf's ledgers hold their own invariants.
 
+    ``names`` counts who still means a block by its ref though it may have left every tier, and
     ``keeps`` counts, like the index's leases, who must not lose a block; but a kept block may sink
     to NVMe, where a leased one stays where it is.
     """
@@ -97,6 +98,7 @@ class Placement:
         self.model = model
         self.specs = [group.spec for group in model.groups]
         self.index = RadixIndex()
+        self.names = LeaseBook()
         self.keeps = LeaseBook()
         self.dram = dram
         self.nvme = nvme
@@ -116,6 +118,12 @@ class Placement:
     def readable(self, refs: Refs) -> list[Mask]:
         """For each group, which refs can be read in some tier."""
         return _anywhere(self.present(refs))
+
+    def stored(self, group: int, refs: Refs) -> Mask:
+        """Which refs can be read below HBM, where they outlive the engine's blocks."""
+        masks = [shelf.ledgers[group].ready(refs) for shelf in self.below]
+        kept: Mask = np.logical_or.reduce(masks)
+        return kept
 
     def usable(self, refs: Refs, present: Present | None = None) -> int:
         """Leading blocks of the path that every group can resume at."""
@@ -151,6 +159,13 @@ class Placement:
         counts = np.bincount(level[level >= 0], minlength=len(self.shelves))
         counts[int(counts.argmax())] += int((level < 0).sum())
         return {shelf.name: int(counts[i]) for i, shelf in enumerate(self.shelves)}
+
+    def at_once(self, refs: Refs) -> bool:
+        """Whether a load of the whole path is one copy out of DRAM for every group."""
+        if not len(refs) or (self.hbm is not None and self.hbm.holds(refs).any()):
+            return False
+        reads = zip(self.read_ranges(len(refs)), self.dram.ready(refs), strict=True)
+        return all(len(read) and ready[read.start : read.stop].all() for read, ready in reads)
 
     def records(self, refs: Refs) -> list[Ints]:
         """For each group, the NVMe records of those refs that have one."""
@@ -192,13 +207,13 @@ class Placement:
         self.keeps.grow(len(leases))
         return leases + self.keeps.counts[: len(leases)]
 
-    def dram_victims(self, short: int) -> tuple[Refs, Refs]:
+    def dram_victims(self, short: int, *, sinks: bool) -> tuple[Refs, Refs]:
         """Blocks to take from DRAM for ``short`` slots: those safe to drop, and those that are not.
 
-        The latter must be written below first; those that are being written are neither, yet. Does
-        not mutate.
+        The latter must be written below first, if NVMe takes blocks (``sinks``); those that are
+        being written are neither, yet. Does not mutate.
         """
-        protected = self.protected(kept_too=self.nvme is None)
+        protected = self.protected(kept_too=not sinks)
         victims = np.array(self.dram.eviction.victims(short, protected), np.int32)
         if self.nvme is None:
             return victims, victims[:0]
@@ -214,7 +229,8 @@ class Placement:
     def prune(self, refs: Refs) -> None:
         """Take refs out of the index that name nothing any more, and their ancestors likewise."""
         while len(refs):
-            gone = np.ones(len(refs), np.bool_)
+            self.names.grow(self.index.capacity)
+            gone = ~self.names.pinned(refs)
             for shelf in self.shelves:
                 gone &= ~shelf.holds(refs)
             refs = refs[gone]
@@ -232,6 +248,7 @@ class Placement:
     def reset(self) -> list[list[Ints]]:
         """Forget every block. For each shelf and group, the slots that are free now."""
         self.index.reset()
+        self.names.reset()
         self.keeps.reset()
         self.damaged.clear()
         for shelf in self.shelves:
@@ -252,6 +269,8 @@ class Placement:
         idle = np.array(sorted(live - held), np.int32)
         for shelf in self.shelves:
             idle = idle[~shelf.holds(idle)]
+        self.names.grow(self.index.capacity)
+        idle = idle[~self.names.pinned(idle)]
         idle = idle[(self.index.children(idle) == 0) & ~self.index.leases.pinned(idle)]
         assert not len(idle), "2: a block that names nothing is still in the index"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstrata.store.control import Control, log
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.tiers.run import ReadRun
@@ -14,9 +15,8 @@ from kvstrata.transfer.move import Done, Priority
 def promote(control: Control, group: int, refs: Refs, priority: Priority) -> int:
     """Start reading the leading blocks of ``refs`` that DRAM has room for; returns how many.
 
-    Every ref must be READY in NVMe, absent from DRAM, and leased until its copy has ended: the
-    caller's lease is what keeps its name. Each run of adjacent records is a Move of its own, so the
-    first blocks can go on to HBM while the last are being read.
+    Every ref must be READY in NVMe and absent from DRAM. Each run of adjacent records is a Move of
+    its own, so the first blocks can go on to HBM while the last are being read.
     """
     nvme = control.nvme
     shelf = control.placement.nvme
@@ -46,6 +46,7 @@ def _read(
     priority: Priority,
 ) -> None:
     epoch = control.epoch
+    hold = Hold(control.placement, refs, name_only=True)  # whoever asked may have given up by then
 
     def ended(done: Done) -> None:
         shelf = control.placement.nvme
@@ -62,6 +63,7 @@ def _read(
         if len(bad):
             _drop_damaged(control, bad, done.error)
         control.delete_records(group, doomed)
+        hold.close()
 
     control.move("nvme", "dram", group, records, taken.slots, priority, ended, runs=(run,))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from kvstrata.prefix_index.prefix import Symbols
@@ -32,12 +30,10 @@ class SaveJob:
         blocks: dict[int, Ints],
         start: int,
         ready: ReadyEvent | None,
-        on_stored: Callable[[Symbols, int, int], None],
-        deadline: float | None = None,
     ) -> None:
         """``blocks[g][i]`` holds block ``start + i``; -1 where the group has none to give."""
         self.ticket = ticket
-        self.deadline = deadline
+        self.deadline: float | None = control.clock() + control.config.transfer.timeout
         self._control = control
         self._epoch = control.epoch
         self._symbols = symbols
@@ -45,17 +41,13 @@ class SaveJob:
         self._blocks = blocks
         self._start = start
         self._ready = ready
-        self._on_stored = on_stored
         self._hold = Hold(control.placement, refs)
         placement = control.placement
         tail = refs[start:]
         self._open: list[Mask] = []
-        """By group, the blocks whose copy has not been started."""
+        """By group, the blocks that are in no tier yet and whose copy has not been started."""
         for group, ids in blocks.items():
-            known = np.zeros(len(tail), np.bool_)
-            for shelf in placement.below:
-                known |= shelf.ledgers[group].slots(tail) >= 0
-            self._open.append((ids >= 0) & ~known)
+            self._open.append((ids >= 0) & ~placement.stored(group, tail))
         sizes = [group.block_bytes() for group in control.model.groups]
         self.nbytes = sum(
             int(mask.sum()) * size for mask, size in zip(self._open, sizes, strict=True)
@@ -66,11 +58,26 @@ class SaveJob:
         self._failed = np.zeros(len(tail), np.bool_)
         self._reason = ""
 
+    @classmethod
+    def begin(
+        cls,
+        control: Control,
+        kind: str,
+        symbols: Symbols,
+        blocks: dict[int, Ints],
+        start: int,
+        ready: ReadyEvent | None,
+    ) -> SaveJob:
+        """A job for blocks ``start`` ... of ``symbols``, which enter the index with it."""
+        refs = control.placement.index.insert(symbols)
+        ticket = Ticket(control.fresh_id(), kind)
+        return cls(control, ticket, symbols, refs, blocks, start, ready)
+
     def step(self) -> bool:
         if self._stale():
             return False
         moved = False
-        wanted = [where(mask) for mask in self._open]
+        wanted = [self._missing(group) for group in range(len(self._open))]
         if any(len(w) for w in wanted):
             self._control.make_room([len(w) for w in wanted])
         for group, positions in enumerate(wanted):
@@ -115,6 +122,16 @@ class SaveJob:
     def _stale(self) -> bool:
         return self._epoch != self._control.epoch
 
+    def _missing(self, group: int) -> Ints:
+        """Open blocks that nobody else is bringing in; those that somebody has are not open."""
+        placement, mask = self._control.placement, self._open[group]
+        positions = where(mask)
+        refs = self._refs[self._start + positions]
+        mask[positions[placement.stored(group, refs)]] = False
+        coming = [shelf.ledgers[group].slots(refs) >= 0 for shelf in placement.below]
+        missing: Ints = positions[~np.logical_or.reduce(coming)]
+        return missing
+
     def _let_sink(self) -> None:
         """Hold no longer what is safe below: room for the rest may have to come from there."""
         below = self._control.placement.nvme
@@ -130,10 +147,6 @@ class SaveJob:
         shelf = control.placement.dram
         positions = positions[: shelf.ledgers[group].free]
         refs = self._refs[self._start + positions]
-        # Another save of the same blocks may have come first since this one began.
-        taken_by_other = shelf.ledgers[group].slots(refs) >= 0
-        self._open[group][positions[taken_by_other]] = False
-        positions, refs = positions[~taken_by_other], refs[~taken_by_other]
         taken = shelf.ledgers[group].reserve(refs)
         if taken is None or not len(refs):
             return False
@@ -171,4 +184,4 @@ class SaveJob:
             self._reason = self._reason or done.error
         stored = self._start + positions[done.ok]
         if len(stored):
-            self._on_stored(self._symbols, int(stored[0]), int(stored[-1]) + 1)
+            control.stored(self._symbols, int(stored[0]), int(stored[-1]) + 1)

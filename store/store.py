@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Listed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from kvstrata.core.config import StoreConfig
 from kvstrata.core.errors import ClosedError, MisuseError
-from kvstrata.core.layout import PagedLayout
+from kvstrata.core.layout import PagedLayout, layouts_of
 from kvstrata.core.model import KVModel
-from kvstrata.prefix_index.prefix import Prefix, Symbols
-from kvstrata.store.answers import Blocks, Hit, Match, Polled, Reason, Sequence, Stats, polled
+from kvstrata.prefix_index.prefix import Prefix
+from kvstrata.store.answers import (
+    Blocks,
+    Hit,
+    Match,
+    Pin,
+    Polled,
+    Reason,
+    Sequence,
+    Stats,
+    polled,
+)
 from kvstrata.store.control import Control
 from kvstrata.store.load import LoadJob
 from kvstrata.store.looking import Looking
@@ -27,7 +37,8 @@ from kvstrata.store.prefetch import PrefetchJob
 from kvstrata.store.recovery import adopt
 from kvstrata.store.residents import Residents
 from kvstrata.store.save import SaveJob
-from kvstrata.store.swap import SwapIn, Swapped, TailOut, finish
+from kvstrata.store.swap import Swapped
+from kvstrata.store.swapper import Swapper
 from kvstrata.store.waiting import Waiting
 from kvstrata.tiers.ledger import Ints
 from kvstrata.transfer.move import Completion, ReadyEvent, Ticket
@@ -65,8 +76,11 @@ class Store:
         )
         self._lookups = Lookups(placement, nvme, parts.wall, parts.metrics)
         self._control = Control(config, model, placement, parts)
-        self._waiting = Waiting(self._control, self._lock, parts.bell, parts.clock)
+        self._waiting = Waiting(
+            self._control, self._lock, parts.bell, parts.clock, attended=parts.attended
+        )
         self._lowering = Lowering(self._control, parts.admission)
+        self._swapper = Swapper(self._control, self._looking)
         self._residents = Residents(self._control, placement.hbm)
         if nvme is not None:
             for group, orphans in adopt(placement, nvme.recovered()).items():
@@ -74,13 +88,17 @@ class Store:
 
     # -- the engine's memory ---------------------------------------------------------------------
 
-    def register(self, group: int, tensors: Listed[Any], layout: PagedLayout) -> None:
-        """Tell where the engine keeps the paged KV of one group (see ``kvstrata.core.layout``).
+    def register(
+        self, kv_tensors: Mapping[int, Listed[Any]], layout: str | Mapping[int, PagedLayout]
+    ) -> None:
+        """Tell where the engine keeps its paged KV: by group, the tensors, used as they are.
 
+        ``layout`` is one of ``kvstrata.core.layout.LAYOUTS`` by name, or a PagedLayout a group.
         Raises LayoutError where tensors or layout contradict the KVModel; nothing is changed then.
         """
         with self._open():
-            self._parts.hbm.register(group, tensors, layout)
+            layouts = layouts_of(self.model, kv_tensors, layout)
+            self._parts.hbm.register_all(kv_tensors, layouts)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -122,6 +140,19 @@ class Store:
             if len(held) and hit.epoch == self._control.epoch:
                 self._placement.prune(held)
 
+    def pin(self, prefix: Prefix) -> Pin:
+        """See to it that what the Store has of the prefix is not evicted until ``Pin.release``.
+
+        Pinned blocks may sink to NVMe, and are lost with it if it is damaged.
+        """
+        with self._open():
+            symbols = self._looking.symbols(prefix)
+            path, _ = self._looking.path(symbols, None)
+            refs = path[: self._placement.usable(path)]
+            self._placement.keeps.grow(self._placement.index.capacity)
+            lease = self._placement.keeps.lease(refs)
+            return Pin(len(refs) * self.model.block_size, self._lock, lease)
+
     def why(self, request: str) -> tuple[Reason, ...]:
         """Why the blocks that a named lookup missed were missed; empty if all were there.
 
@@ -143,26 +174,23 @@ class Store:
 
         The engine must not touch those blocks until the ticket's Completion, which says how many
         tokens have arrived: fewer than asked for is an answer. ``ready`` is passed once their last
-        reader is done. ``deadline`` is in seconds from now (default ``transfer.timeout``). Takes
-        over the hit's lease. Raises MisuseError for a hit that was released or loaded before, and
-        LayoutError for block ids that do not fit.
+        reader is done (default: what the current stream has queued is). ``deadline`` is in seconds
+        from now (default ``transfer.timeout``). Takes over the hit's lease. Raises MisuseError for
+        a hit that was released or loaded before, and LayoutError for block ids that do not fit.
         """
         with self._open():
             if not hit.lease.held.size and hit.blocks and hit.epoch == self._control.epoch:
                 raise MisuseError(
                     "this hit was released or loaded before; look the prefix up again"
                 )
-            ids = self._looking.block_ids(blocks, hit.blocks, hit.blocks)
+            ids = self._looking.block_ids(blocks, hit.blocks, hit.tokens)
             refs = hit.refs
             if hit.epoch != self._control.epoch:
                 refs, ids = refs[:0], {group: got[:0] for group, got in ids.items()}
             number = self._control.fresh_id()
-            whole = all(mask.all() for mask in self._placement.dram.ready(refs)) and len(refs)
-            ticket = Ticket(number, "load", number if whole else 0)
-            timeout = self.config.transfer.timeout if deadline is None else deadline
-            asked = (hit.blocks, hit.epoch)
-            until = self._clock() + timeout
-            job = LoadJob(self._control, ticket, refs, ids, ready, until, asked)
+            ticket = Ticket(number, "load", number if self._placement.at_once(refs) else 0)
+            asked, until = (hit.blocks, hit.epoch), self._until(deadline)
+            job = LoadJob(self._control, ticket, refs, ids, self._ready(ready), until, asked)
             # The job holds the path before the hit lets go: at no time is a block unheld.
             hit.lease.release()
             return self._control.start(job)
@@ -174,12 +202,13 @@ class Store:
 
         ``blocks[g][i]`` is the engine's block that holds block ``start + i``. They must stay as
         they are until the Completion lists them in ``freed``. ``ready`` is passed once their last
-        writer is done. What some tier has already is not copied; beyond ``transfer.queue`` bytes of
-        saves under way nothing is stored, and the reason is ``busy``.
+        writer is done (default: what the current stream has queued is). What some tier has already
+        is not copied; beyond ``transfer.queue`` bytes of saves under way nothing is stored, and
+        the reason is ``busy``.
         """
         with self._open():
             symbols, ids, start = self._looking.part(prefix, blocks, start)
-            job = self._save_job("save", symbols, ids, start, ready)
+            job = SaveJob.begin(self._control, "save", symbols, ids, start, self._ready(ready))
             if job.nbytes < self._control.saving_bytes > self.config.transfer.queue:
                 job.give_up("busy")
             return self._control.start(job)
@@ -192,8 +221,7 @@ class Store:
             refs = limited[: self._placement.usable(limited)]
             self._placement.touch(refs)
             ticket = Ticket(self._control.fresh_id(), "prefetch")
-            deadline = self._clock() + self.config.transfer.timeout
-            return self._control.start(PrefetchJob(self._control, ticket, refs, deadline))
+            return self._control.start(PrefetchJob(self._control, ticket, refs, self._until()))
 
     def keep(self, prefix: Prefix, blocks: Blocks, start: int = 0) -> dict[int, Ints]:
         """Cache blocks of the engine's pool where they are; returns, by group, the ids taken.
@@ -217,27 +245,7 @@ class Store:
         The engine's blocks are free once the Completion of ``Swapped.ticket`` lists them.
         """
         with self._open():
-            size = self.model.block_size
-            whole, partial = divmod(sequence.num_tokens, size)
-            symbols = self._looking.symbols(sequence.prefix)
-            if sequence.num_tokens < 0 or symbols.num_blocks < whole:
-                raise MisuseError(
-                    f"a sequence of {sequence.num_tokens} tokens needs a prefix that names its "
-                    f"{whole} whole blocks; this one names {symbols.num_blocks}"
-                )
-            symbols = symbols._replace(data=symbols.data[: whole * symbols.width])
-            count = whole + bool(partial)
-            ids = self._looking.block_ids(sequence.blocks, count, count)
-            job = self._save_job(
-                "swap_out", symbols, {g: got[:whole] for g, got in ids.items()}, 0, ready
-            )
-            self._placement.keeps.grow(self._placement.index.capacity)
-            keep = self._placement.keeps.lease(self._placement.index.match(symbols))
-            epoch = self._control.epoch
-            swapped = Swapped(job.ticket, symbols, sequence.num_tokens, whole, epoch, keep)
-            tails = {g: int(got[whole]) for g, got in ids.items()} if partial else {}
-            self._control.start(TailOut(self._control, job, swapped, tails, ready))
-            return swapped
+            return self._swapper.out(sequence, self._ready(ready))
 
     def swap_in(
         self,
@@ -251,20 +259,13 @@ class Store:
         The Completion's tokens are ``num_tokens``, or fewer whole blocks where something was lost.
         """
         with self._open():
-            swapped.must_be_out()
-            count = -(-swapped.num_tokens // self.model.block_size)
-            ids = self._looking.block_ids(blocks, count, count)
-            swapped.over = True
-            ticket = Ticket(self._control.fresh_id(), "swap_in")
-            timeout = self.config.transfer.timeout if deadline is None else deadline
-            until = self._clock() + timeout
-            return self._control.start(SwapIn(self._control, ticket, until, swapped, ids, ready))
+            until = self._until(deadline)
+            return self._swapper.back(swapped, blocks, self._ready(ready), until)
 
     def discard(self, swapped: Swapped) -> None:
         """Forget a swapped-out sequence that will not come back (it was aborted)."""
         with self._open():
-            swapped.must_be_out()
-            finish(self._control, swapped)
+            self._swapper.discard(swapped)
 
     # -- completions -----------------------------------------------------------------------------
 
@@ -291,17 +292,24 @@ class Store:
     def flush(self, timeout: float | None = None) -> bool:
         """Let saves end and write what only DRAM has to NVMe; True once all of it is durable.
 
-        What the disk has no room for stays in DRAM only. False if it takes longer than ``timeout``
-        seconds.
+        False where the disk does not take all of it, or not within ``timeout`` seconds. Without
+        an NVMe tier there is nothing to write.
         """
         with self._open():
             until = None if timeout is None else self._clock() + timeout
         if not self._waiting.until(lambda: not self._control.saving, timeout):
             return False
-        with self._open():
-            self._lowering.flush()
-        left = None if until is None else max(0.0, until - self._clock())
-        return self._waiting.until(lambda: self._lowering.idle, left)
+        missing = -1
+        while True:
+            with self._lock:
+                only_above = len(self._lowering.only_above())
+                if only_above in (0, missing):
+                    return not only_above
+                missing = only_above
+                self._lowering.flush()
+            left = None if until is None else max(0.0, until - self._clock())
+            if not self._waiting.until(lambda: self._lowering.idle, left):
+                return False
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until DRAM has all its memory, touched (only timings need it); False if too long."""
@@ -360,14 +368,13 @@ class Store:
         finally:
             with self._lock:
                 self._closed = True
-                for job in self._control.jobs.values():
-                    job.give_up("closed")
-            self._parts.executor.close()
-            with self._lock:
-                self._control.advance()
-            for tier in (self._nvme, self._parts.dram, self._parts.hbm):
-                if tier is not None:
-                    tier.close()
+                self._control.stop()
+            with ExitStack() as last:  # whatever happens, everything is given back
+                for tier in (self._parts.hbm, self._parts.dram, self._nvme):
+                    if tier is not None:
+                        last.callback(tier.close)
+                last.callback(self._waiting.close)
+                self._parts.executor.close()
 
     def __enter__(self) -> Store:
         return self
@@ -384,16 +391,8 @@ class Store:
                 raise ClosedError("the store is closed")
             yield
 
-    def _save_job(
-        self,
-        kind: str,
-        symbols: Symbols,
-        ids: dict[int, Ints],
-        start: int,
-        ready: ReadyEvent | None,
-    ) -> SaveJob:
-        refs = self._placement.index.insert(symbols)
-        ticket = Ticket(self._control.fresh_id(), kind)
-        return SaveJob(
-            self._control, ticket, symbols, refs, ids, start, ready, self._lowering.stored
-        )
+    def _ready(self, given: ReadyEvent | None) -> ReadyEvent | None:
+        return self._parts.hbm.now() if given is None else given
+
+    def _until(self, deadline: float | None = None) -> float:
+        return self._clock() + (self.config.transfer.timeout if deadline is None else deadline)

@@ -10,23 +10,54 @@ from kvstrata.core.errors import MisuseError
 from kvstrata.store.control import Control
 from kvstrata.transfer.move import Completion, Ticket
 
+_GRACE = 0.02
+"""Seconds that the attendant leaves to whoever waits for a ticket, who is faster without it."""
+
 
 class Waiting:
     """Goes round with the Control whenever the bell rings or a deadline comes.
 
-    The Store's lock is held while going round, and never while asleep.
+    The Store's lock is held while going round, and never while asleep. What an engine has started
+    goes on while it does something else, or nothing: an attendant thread goes round for it. It
+    sleeps until something has ended, so an idle store costs nothing.
     """
 
-    def __init__(self, control: Control, lock: threading.RLock, bell: Bell, clock: Clock) -> None:
+    def __init__(
+        self, control: Control, lock: threading.RLock, bell: Bell, clock: Clock, *, attended: bool
+    ) -> None:
+        """``attended`` False leaves every step to the caller, for tests and replay."""
         self._control = control
         self._lock = lock
         self._bell = bell
         self._clock = clock
+        self._over = threading.Event()
+        self._attendant = threading.Thread(target=self._attend, name="kvstrata-store", daemon=True)
+        if attended:
+            self._attendant.start()
 
     def advance(self) -> None:
         """Go round once; whoever else waits is told of what completed. The lock must be held."""
         if self._control.advance():
             self._bell.ring()
+
+    def close(self) -> None:
+        """End the attendant and go round a last time."""
+        self._over.set()
+        self._bell.ring()
+        if self._attendant.ident is not None:
+            self._attendant.join()
+        with self._lock:
+            self._control.advance()
+
+    def _attend(self) -> None:
+        while not self._over.is_set():
+            seen = self._bell.rings
+            with self._lock:
+                self.advance()
+                deadline = self._control.next_deadline()
+            left = None if deadline is None else max(0.0, deadline - self._clock())
+            self._bell.wait(seen, left)
+            self._over.wait(_GRACE)
 
     def until(self, test: Callable[[], bool], timeout: float | None) -> bool:
         """Go on until ``test`` is true, asleep in between; False if that takes too long."""

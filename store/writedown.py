@@ -8,6 +8,7 @@ import numpy as np
 
 from kvstrata.prefix_index.hashing import KeyChain
 from kvstrata.store.control import Control
+from kvstrata.store.hold import Hold
 from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.tiers.run import WriteRun
@@ -18,8 +19,8 @@ class WriteDown:
     """Payload first, then the catalogue, then visible.
 
     1. The DRAM slots are pinned until the bytes are durable.
-    2. The records are FILLING, which keeps the blocks' names, until the catalogue has them; only
-       then are they readable.
+    2. The records are readable only once the catalogue has them.
+    3. The blocks keep their names to the end, wherever they are evicted from meanwhile.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class WriteDown:
         self._taken = taken
         self._runs = runs
         self._landed = landed
+        self._hold = Hold(control.placement, refs, name_only=True)
         self.nbytes = len(refs) * control.model.groups[group].block_bytes()
 
     @classmethod
@@ -90,10 +92,12 @@ class WriteDown:
         control.placement.dram.ledgers[self._group].unpin(self._slots)
         if self._epoch != control.epoch or not done.ok.any():
             control.nvme.abandon(self._runs)
-            if self._epoch == control.epoch:
+            if self._epoch == control.epoch and done.error != "closed":
                 control.nvme.failed(done.error)
             self._end(np.zeros(len(self._refs), np.bool_))
             return
+        if done.error:
+            control.nvme.failed(done.error)
         number = control.nvme.commit(self._runs, done.written)
         control.batch(number, lambda ok: self._end(done.ok & ok))
 
@@ -108,9 +112,9 @@ class WriteDown:
             # Evicted while they were being written: on record by now, and wanted by nobody.
             kept = self._taken.slots[ok]
             control.delete_records(self._group, freed[np.isin(freed, kept)])
-            control.placement.prune(self._refs)
             control.metrics.add(
                 "nvme_written_bytes_total",
                 int(ok.sum()) * control.model.groups[self._group].block_bytes(),
             )
+        self._hold.close()
         self._landed(self.nbytes)

@@ -6,7 +6,7 @@ BlockPool's; when bytes may be touched is the transfer engine's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,25 @@ class HbmTier:
         check_tensors(layout, [tensor.numel() * tensor.element_size() for tensor in tensors])
         flat = tuple(tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors)
         self._groups[group] = _Group(tuple(tensors), flat, layout)
+
+    def register_all(
+        self, tensors: Mapping[int, Sequence[torch.Tensor]], layouts: Mapping[int, PagedLayout]
+    ) -> None:
+        """``register`` several groups, or none of them where one is refused."""
+        before = dict(self._groups)
+        try:
+            for group, layout in layouts.items():
+                self.register(group, tensors[group], layout)
+        except BaseException:
+            self._groups = before
+            raise
+
+    def now(self) -> torch.cuda.Event | None:
+        """An event behind all that the caller's current stream has queued; None on the host."""
+        if self.device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        return event
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ overwritten while a copy still reads it: order alone forbids it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,7 +130,7 @@ class CudaWorker:
         from kvstrata.kernels import cuda
 
         width = arena.record_bytes
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+        with self._on_stream():
             for part, packed in self._steps(len(blocks), width):
                 at = np.arange(len(part), dtype=np.int64)
                 paged.gather(pages, blocks[part.start : part.stop], packed, at)
@@ -137,7 +138,6 @@ class CudaWorker:
                     for first, row, n in runs(at[positions], rows):
                         source, target = packed[first : first + n], chunk[row : row + n]
                         cuda.copy_columns(target, source, 0, width, self.stream)
-            self._finished().synchronize()
 
     def load(
         self, arena: Arena, slots: Slots, pages: Pages, blocks: Slots, opened: Opened | None
@@ -145,7 +145,7 @@ class CudaWorker:
         from kvstrata.kernels import cuda
 
         arrived: list[tuple[int, torch.cuda.Event]] = []
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+        with self._on_stream():
             for layer in pages.layers if opened is not None else (None,):
                 segments = pages.segments(layer)
                 start, stop = segments[0].offset, segments[-1].offset + segments[-1].nbytes
@@ -158,21 +158,31 @@ class CudaWorker:
                     paged.scatter(pages, blocks[part.start : part.stop], packed, at, layer)
                 if layer is not None:
                     arrived.append((layer, self._finished()))
-            last = self._finished()
             # All is queued; now tell of each layer as it arrives.
             for number, event in arrived:
                 event.synchronize()
                 if opened is not None:
                     opened(number)
-            last.synchronize()
 
     def duplicate(self, pages: Pages, source: Slots, target: Slots) -> None:
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+        with self._on_stream():
             for part, packed in self._steps(len(source), pages.layout.record_bytes):
                 at = np.arange(len(part), dtype=np.int64)
                 paged.gather(pages, source[part.start : part.stop], packed, at)
                 paged.scatter(pages, target[part.start : part.stop], packed, at)
-            self._finished().synchronize()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Queue on the stream; everything queued has ended when the block is left, even by an
+        error.
+
+        Slots and blocks are given back then, and no copy may still be on its way into them.
+        """
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            try:
+                yield
+            finally:
+                self._finished().synchronize()
 
     def _steps(self, n: int, width: int) -> Iterator[tuple[range, torch.Tensor]]:
         """``0 .. n - 1`` in stretches that fit the buffer, and the buffer as so many records."""

@@ -217,6 +217,12 @@ class StoreMachine(RuleBasedStateMachine):
             disk[data.draw(st.sampled_from(sorted(disk)))][0] ^= 0xFF
 
     @rule()
+    def flush(self) -> None:
+        if self.s.executor.auto:
+            everything = self.store.flush()
+            assert everything or self.s.records is not None
+
+    @rule()
     def reset(self) -> None:
         self.store.reset()
         self.resets += 1

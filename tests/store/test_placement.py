@@ -192,7 +192,7 @@ def test_a_leased_block_stays_and_a_kept_one_may_sink() -> None:
     placement.index.leases.pin(refs[:1])
     placement.keeps.grow(placement.index.capacity)
     placement.keeps.pin(refs[1:2])
-    safe, unsafe = placement.dram_victims(9)
+    safe, unsafe = placement.dram_victims(9, sinks=True)
     assert safe.tolist() == refs[[2, 1]].tolist() and not len(unsafe)
     assert placement.nvme_victims(9).tolist() == refs[2:].tolist()
 
@@ -203,7 +203,7 @@ def test_a_kept_block_stays_in_the_lowest_tier_there_is() -> None:
     put(placement.dram, refs)
     placement.keeps.grow(placement.index.capacity)
     placement.keeps.pin(refs[:1])
-    safe, unsafe = placement.dram_victims(9)
+    safe, unsafe = placement.dram_victims(9, sinks=False)
     assert safe.tolist() == refs[1:].tolist() and not len(unsafe)
 
 
@@ -212,10 +212,10 @@ def test_what_is_not_safe_below_must_be_written_first() -> None:
     refs = placement.index.insert(symbols_of(range(4)))
     put(placement.dram, refs)
     put(lower(placement), refs[[1, 3]])
-    safe, unsafe = placement.dram_victims(3)
+    safe, unsafe = placement.dram_victims(3, sinks=True)
     assert safe.tolist() == refs[[3, 1]].tolist() and unsafe.tolist() == refs[[2]].tolist()
-    assert placement.dram_victims(3)[0].tolist() == safe.tolist(), "it does not mutate"
-    assert [len(found) for found in placement.dram_victims(0)] == [0, 0]
+    assert placement.dram_victims(3, sinks=True)[0].tolist() == safe.tolist(), "it does not mutate"
+    assert [len(found) for found in placement.dram_victims(0, sinks=True)] == [0, 0]
 
 
 # -- names that name nothing ----------------------------------------------------------------------

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvstrata.core.config import StoreConfig
-from kvstrata.core.errors import ConfigError, DirectoryBusyError, LayoutError, StorageError
+from kvstrata.core.errors import (
+    ClosedError,
+    ConfigError,
+    DirectoryBusyError,
+    LayoutError,
+    StorageError,
+)
 from kvstrata.core.layout import LAYOUTS, packed
 from kvstrata.core.model import KVModel
 from kvstrata.prefix_index.prefix import Prefix
@@ -41,7 +48,7 @@ def opened(config: StoreConfig, model: KVModel) -> tuple[Store, list[np.ndarray]
     rows = []
     for group, what in enumerate(model.groups):
         tensor = torch.zeros((BLOCKS, what.block_bytes()), dtype=torch.uint8)
-        store.register(group, [tensor], packed(what, BLOCKS))
+        store.register({group: [tensor]}, {group: packed(what, BLOCKS)})
         rows.append(tensor.numpy())
     return store, rows
 
@@ -148,6 +155,64 @@ def test_a_restart_serves_what_was_flushed_and_no_other_model(tmp_path: Path) ->
     last.close()
 
 
+def test_what_was_saved_is_durable_though_nobody_polls(tmp_path: Path) -> None:
+    model, config = tiny_model(BLOCK, layers=64), small(tmp_path)
+    tokens = [token for i in range(5) for token in [i] * BLOCK]
+    store, rows = opened(config, model)
+    compute(rows, tokens, list(range(5)))
+    store.save(Prefix.from_tokens(tokens), {0: list(range(5))})
+    until = time.monotonic() + 60
+    while store.stats().tiers["nvme"]["ready"] < 5 and time.monotonic() < until:
+        time.sleep(0.01)  # and nothing else: no poll, no wait
+    assert store.stats().tiers["nvme"]["ready"] == 5
+    store.close()
+
+
+def test_closing_under_load_gives_the_directory_back(tmp_path: Path) -> None:
+    model, config = tiny_model(BLOCK, layers=64), small(tmp_path)
+    for round_ in range(5):
+        store, rows = opened(config, model)
+        going = threading.Event()
+
+        def busy(store: Store, going: threading.Event, seed: int) -> None:
+            rng = random.Random(seed)
+            try:
+                while True:
+                    tokens = prompt(rng)
+                    store.save(Prefix.from_tokens(tokens), {0: list(range(len(tokens) // BLOCK))})
+                    going.set()
+            except ClosedError:
+                pass
+
+        thread = threading.Thread(target=busy, args=(store, going, round_))
+        thread.start()
+        assert going.wait(60)
+        store.close()
+        thread.join(60)
+        assert not thread.is_alive()
+    left = [t.name for t in threading.enumerate() if t.name.startswith("kvstrata")]
+    assert left == [], "threads outlive the store"
+
+
+def test_layers_of_a_load_from_dram_arrive_through_gates(tmp_path: Path) -> None:
+    model = tiny_model(BLOCK, layers=64)
+    store, rows = opened(small(tmp_path), model)
+    tokens = [token for i in range(5) for token in [i] * BLOCK]
+    compute(rows, tokens, list(range(5)))
+    prefix = Prefix.from_tokens(tokens)
+    store.wait(store.save(prefix, {0: list(range(5))}))
+    ticket = store.load(store.lookup(prefix), {0: list(range(10, 15))})
+    gate = store.gate(ticket, 0)
+    assert gate is not None and all(gate.wait(layer, 60) for layer in range(64))
+    store.wait(ticket)
+    store.flush()
+    store.drop("dram")
+    ticket = store.load(store.lookup(prefix), {0: list(range(10, 15))})
+    assert store.gate(ticket, 0) is None, "what comes from NVMe is waited for whole"
+    store.wait(ticket)
+    store.close()
+
+
 def test_bad_beginnings_are_one_line_and_leave_nothing_open(tmp_path: Path) -> None:
     model = tiny_model(BLOCK, layers=64)
     (tmp_path / "file").write_bytes(b"")
@@ -174,6 +239,16 @@ def test_tensors_that_contradict_the_model_are_refused(layout: str) -> None:
     model = tiny_model(BLOCK)
     store = open_store(None, model)
     with pytest.raises(LayoutError) as caught:
-        store.register(0, [torch.zeros(7, 100)], LAYOUTS[layout](model.groups[0], BLOCKS))
+        store.register({0: [torch.zeros(7, 100)]}, {0: LAYOUTS[layout](model.groups[0], BLOCKS)})
     assert "\n" not in str(caught.value)
+    for tensors, how in (
+        ({0: [torch.zeros(7, 100)]}, layout),
+        ({1: [torch.zeros(7, 100)]}, layout),
+        ({0: []}, layout),
+        ({0: [torch.zeros(64, 1)]}, "diagonal"),
+        ([torch.zeros(64, 1)], layout),
+    ):
+        with pytest.raises(LayoutError) as caught:
+            store.register(tensors, how)
+        assert "\n" not in str(caught.value)
     store.close()

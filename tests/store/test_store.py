@@ -224,6 +224,122 @@ def test_a_block_dropped_while_another_group_of_it_is_written_leaves_no_record()
     s.store.check()
 
 
+@pytest.mark.parametrize("write", ["through", "demote"])
+def test_flush_without_nvme_has_nothing_to_do(write: str) -> None:
+    s = memory_store(tiny_model(), write=write)
+    save(s, Prefix.from_tokens(tokens(16)), 4)
+    assert s.store.flush(0.0)
+    s.store.check()
+
+
+@pytest.mark.parametrize("write", ["through", "demote"])
+def test_flush_writes_all_of_it_however_much_is_queued(
+    write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstrata.store.lower._QUEUED", 2)
+    monkeypatch.setattr("kvstrata.store.lower._IN_FLIGHT", 1)
+    s = memory_store(tiny_model(), dram=32, nvme=64, write=write)
+    for seed in range(8):
+        save(s, Prefix.from_tokens(tokens(16, seed)), 4, seed)
+    assert s.store.flush()
+    assert s.store.stats().tiers["nvme"]["ready"] == 32
+    s.store.check()
+
+
+def test_flush_says_when_the_disk_does_not_take_it_all() -> None:
+    s = memory_store(tiny_model(), dram=32, nvme=64, write="demote")
+    save(s, Prefix.from_tokens(tokens(16)), 4)
+    assert s.records is not None
+    s.records.writable = False
+    assert not s.store.flush()
+    s.records.writable = True
+    assert s.store.flush()
+
+
+def test_swapped_blocks_stay_where_they_are_while_nvme_takes_nothing() -> None:
+    s = memory_store(tiny_model(), dram=12, nvme=64, write="demote")
+    swapped = s.store.swap_out(Sequence(Prefix.from_tokens(tokens(32)), 32, {0: np.arange(8)}))
+    s.store.wait(swapped.ticket)
+    assert s.records is not None
+    s.records.writable = False
+    for seed in range(3, 6):
+        s.store.wait(s.store.save(Prefix.from_tokens(tokens(32, seed)), {0: np.arange(8)}))
+    done = s.store.wait(s.store.swap_in(swapped, {0: np.arange(8)}))
+    assert done is not None and done.tokens == 32
+    s.store.check()
+
+
+def test_a_pin_keeps_a_prefix_until_it_is_released() -> None:
+    s = memory_store(tiny_model(), dram=6)
+    first = Prefix.from_tokens(tokens(16, 1))
+    save(s, first, 4)
+    with s.store.pin(first) as pin:
+        assert pin.tokens == 16
+        for seed in range(2, 6):
+            s.store.wait(s.store.save(Prefix.from_tokens(tokens(24, seed)), {0: np.arange(6)}))
+        assert s.store.match(first).tokens == 16
+    s.store.wait(s.store.save(Prefix.from_tokens(tokens(24, 9)), {0: np.arange(6)}))
+    assert s.store.match(first).tokens == 0
+    s.store.check()
+
+
+def test_a_block_that_leaves_every_tier_while_its_copy_is_written_keeps_its_name() -> None:
+    s = memory_store(hybrid_model(), nvme=64, auto=False, held=True)
+    ticket = s.store.save(Prefix.from_tokens(tokens(8)), everywhere(s, np.arange(2)))
+    s.executor.run_all()
+    s.store.wait(ticket)
+    s.executor.run(0)
+    s.store.poll()
+    assert s.records is not None
+    s.records.settle()
+    s.store.poll()
+    s.executor.run_all()
+    s.store.poll()
+    s.store.drop("nvme")
+    s.store.drop("dram")
+    s.executor.auto = True
+    save(s, Prefix.from_tokens(tokens(8, 5)), 2)  # would take over the refs, were they free
+    s.records.settle()
+    s.store.poll()
+    assert s.store.match(Prefix.from_tokens(tokens(8))).tokens == 0
+    assert s.store.match(Prefix.from_tokens(tokens(8, 5))).tokens == 8
+    s.store.check()
+
+
+def test_minus_one_stands_only_for_blocks_that_are_not_read() -> None:
+    s = memory_store(hybrid_model())
+    prefix = Prefix.from_tokens(tokens(16))
+    # The window of 6 tokens reads the blocks 2 and 3 of four.
+    done = s.store.wait(s.store.save(prefix, {0: range(4), 1: [-1, -1, 2, 3], 2: range(4)}))
+    assert done is not None and done.tokens == 16 and s.store.match(prefix).tokens == 16
+    for blocks in (
+        {0: [0, -1, 2, 3], 1: range(4), 2: range(4)},
+        {0: range(4), 1: [0, 1, -1, 3], 2: range(4)},
+    ):
+        with pytest.raises(LayoutError, match="give each of them a block id"):
+            s.store.save(prefix, blocks)
+        with s.store.lookup(prefix) as hit, pytest.raises(LayoutError, match="not -1"):
+            s.store.load(hit, blocks)
+    s.store.check()
+
+
+def test_a_save_waits_for_another_that_brings_the_same_blocks() -> None:
+    s = memory_store(tiny_model(), auto=False)
+    prefix = Prefix.from_tokens(tokens(16))
+    written = fill(s, np.arange(4))
+    s.hbm.rows[0][10:14] = written[0]
+    first = s.store.save(prefix, {0: np.arange(4)})
+    second = s.store.save(prefix, {0: np.arange(10, 14)})
+    assert len(s.executor.pending) == 1
+    s.executor.run(0, fail="io: gone")
+    assert [c.ticket for c in s.store.poll().saved] == [first]
+    s.executor.run_all()
+    done = s.store.wait(second)
+    assert done is not None and done.tokens == 16
+    assert s.store.match(prefix).tokens == 16
+    s.store.check()
+
+
 def test_close_waits_for_saves_under_way() -> None:
     s = memory_store(tiny_model(), nvme=64)
     s.executor.auto = False

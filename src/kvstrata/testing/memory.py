@@ -7,7 +7,7 @@ told to. Together they stand under the real Store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,13 @@ class MemoryHbm:
             np.zeros((num_blocks, group.block_bytes()), np.uint8) for group in model.groups
         ]
 
-    def register(self, group: int, tensors: Sequence[Any], layout: PagedLayout) -> None:
+    def register_all(
+        self, tensors: Mapping[int, Sequence[Any]], layouts: Mapping[int, PagedLayout]
+    ) -> None:
         """Not needed here."""
+
+    def now(self) -> None:
+        """There are no streams here."""
 
     def capacity(self, group: int) -> int:
         return len(self.rows[group])

@@ -83,6 +83,7 @@ def memory_store(
         wall=clock,
         bell=bell,
         metrics=metrics,
+        attended=False,
     )
     store = Store(config, model, placement, parts)
     return MemoryStore(store, hbm, ram, records, executor, clock)
