@@ -148,6 +148,24 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * factor:.{digits}f} {unit}"
 
 
+def count(text: str) -> int:
+    """A whole number of 1 or more on the command line, for `type=` of argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def span(text: str) -> float:
+    """A span of time on the command line, for `type=` of argparse: up to a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
 def size(text: str) -> int:
     """A size on the command line, for `type=` of argparse: bytes, or KiB, MiB, GiB."""
     try:

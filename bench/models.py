@@ -63,8 +63,9 @@ def load_model(path: str | Path | None = None) -> LoadedModel:
     _quiet()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load a language model from {folder}: {error}") from error
+    except Exception as error:  # a damaged file raises whatever its reader likes
+        what = " ".join(str(error).split())
+        raise ConfigError(f"cannot load a language model from {folder}: {what}") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError):

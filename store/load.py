@@ -47,6 +47,9 @@ class LoadJob:
         groups = range(len(control.model.groups))
         self._done = [self._in_place(group) for group in groups]
         self._flying: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]
+        self._asked: list[Mask] = [np.zeros(len(refs), np.bool_) for _ in groups]
+        """Blocks that were asked of NVMe: once each, or a disk that fails would be asked for
+        ever."""
         self._over = False
         self._reason = ""
 
@@ -121,10 +124,16 @@ class LoadJob:
             if not below.all():
                 self._lose(int(absent[~below][0]), "failed_check")
                 return True
+            asked = self._asked[group][absent]
+            if asked.any():
+                self._lose(int(absent[asked][0]), "unreadable")
+                return True
             needs = [0] * len(control.model.groups)
             needs[group] = len(absent)
             control.make_room(needs)
-            moved |= bool(promote(control, group, self._refs[absent], Priority.DEMAND))
+            count = promote(control, group, self._refs[absent], Priority.DEMAND)
+            self._asked[group][absent[:count]] = True
+            moved |= bool(count)
         return moved
 
     def _in_place(self, group: int) -> Mask:

@@ -108,7 +108,10 @@ class Looking:
 
 
 def _ids(group: int, block_list: object, most: int, count: int) -> Ints:
-    ids = np.atleast_1d(np.asarray(block_list))
+    try:
+        ids = np.atleast_1d(np.asarray(block_list))
+    except ValueError:
+        raise LayoutError(f"block ids of group {group} must be one list of numbers") from None
     if len(ids) and ids.dtype.kind not in "iu":
         raise LayoutError(f"block ids of group {group} must be whole numbers")
     if ids.ndim != 1 or len(ids) < count:

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstrata.core.layout import padded
 from kvstrata.prefix_index.hashing import KeyChain
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.control import Control, log, where
 from kvstrata.store.placement import Refs
 from kvstrata.store.policy.base import Admission
 from kvstrata.store.writedown import WriteDown
-from kvstrata.tiers.ledger import runs_of
+from kvstrata.tiers.ledger import State, runs_of
 
 _IN_FLIGHT = 64 << 20
 """Bytes under way to the disk at once: enough to keep it busy, little enough for loads to
 overtake."""
+_EVICTED = 16 << 20
+"""Bytes evicted at once where the disk has no space for a run."""
 _QUEUED = 4096
 """Requests waiting; beyond them the oldest is dropped (its blocks may still sink on demand)."""
 
@@ -160,11 +163,12 @@ class Lowering:
             for first, last in runs_of(request.start + where(mask)):
                 fits = max(1, (_IN_FLIGHT - self.bytes_in_flight) // nbytes)
                 part = path[first : min(last, first + fits)]
-                if not self._make_room(group, len(part)):
-                    return self._no_room(), started
+                part = part[: self._make_room(group, len(part))]
+                if not len(part):
+                    return self._no_room(started)
                 write = WriteDown.start(control, group, request.chain, first, part, self._landed)
                 if write is None:
-                    return self._no_room(), started
+                    return self._no_room(started)
                 self.bytes_in_flight += write.nbytes
                 started = True
                 if len(part) < last - first or self.bytes_in_flight >= _IN_FLIGHT:
@@ -174,8 +178,8 @@ class Lowering:
     def _landed(self, nbytes: int) -> None:
         self.bytes_in_flight -= nbytes
 
-    def _make_room(self, group: int, n: int) -> bool:
-        """Records for n blocks, evicting if need be. False if none can be had now."""
+    def _make_room(self, group: int, n: int) -> int:
+        """Evict for n records if need be; returns how many of them can be had now."""
         control = self._control
         shelf = control.placement.nvme
         assert shelf is not None and control.nvme is not None
@@ -184,23 +188,28 @@ class Lowering:
             victims = control.placement.nvme_victims(short)
             if len(victims):
                 control.evict_nvme(victims)
-        return shelf.ledgers[group].free >= n
+        return min(n, shelf.ledgers[group].free)
 
-    def _no_room(self) -> bool:
-        """The disk has no space for the next run: evict for it. True if there is nothing to wait
-        for."""
+    def _no_room(self, started: bool) -> tuple[bool, bool]:
+        """The disk has no space for the next run: evict for it, and come back when it is free.
+
+        Answers like ``_lower``; the request is dealt with if there is nothing to wait for.
+        """
         control = self._control
         nvme = control.nvme
         assert nvme is not None
         if nvme.deletes_pending:
-            return False
+            return False, started
         if nvme.reclaim(_IN_FLIGHT):
-            return False
-        count = max(1, _IN_FLIGHT // max(g.block_bytes() for g in control.model.groups))
+            return False, True
+        # As much as a run, and little of a small tier: what goes is gone for good.
+        largest = max(padded(group.block_bytes()) for group in control.model.groups)
+        most = max(ledger.count(State.READY) for ledger in control.placement.nvme_ledgers)
+        count = max(1, min(_EVICTED // largest, most // 16))
         victims = control.placement.nvme_victims(count)
         if len(victims):
             control.evict_nvme(victims)
-            return False
+            return False, True
         control.metrics.add("not_lowered_total", reason="no_room")
         log.debug("NVMe has no room and nothing to evict: blocks stay in DRAM only")
-        return True
+        return True, started

@@ -106,6 +106,8 @@ class Placement:
         self.below = [dram] if nvme is None else [dram, nvme]
         """The shelves that outlive the engine's blocks."""
         self.shelves = self.below if hbm is None else [hbm, *self.below]
+        self.damage_seen = False
+        """Whether damage was warned of: once is enough, the metrics count the rest."""
         self.damaged: set[int] = set()
         """Refs whose bytes failed a check and that have not been stored again; only for reasons."""
 
@@ -166,6 +168,12 @@ class Placement:
             return False
         reads = zip(self.read_ranges(len(refs)), self.dram.ready(refs), strict=True)
         return all(len(read) and ready[read.start : read.stop].all() for read, ready in reads)
+
+    @property
+    def nvme_ledgers(self) -> tuple[Ledger, ...]:
+        """The ledgers of the NVMe shelf."""
+        assert self.nvme is not None
+        return self.nvme.ledgers
 
     def records(self, refs: Refs) -> list[Ints]:
         """For each group, the NVMe records of those refs that have one."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+
 import numpy as np
 
 from kvstrata.store.control import Control, log
@@ -10,6 +14,12 @@ from kvstrata.store.placement import Refs
 from kvstrata.tiers.ledger import Ints, Reservation
 from kvstrata.tiers.run import ReadRun
 from kvstrata.transfer.move import Done, Priority
+
+_PASSING = {"closed", "deadline"} | {
+    f"io: {os.strerror(code)}"
+    for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+}
+"""Errors that say nothing about the record: it stays, and this once the answer is shorter."""
 
 
 def promote(control: Control, group: int, refs: Refs, priority: Priority) -> int:
@@ -61,7 +71,10 @@ def _read(
         control.placement.settle(control.placement.dram, group, refs, taken, done.ok)
         bad = refs[~done.ok]
         if len(bad):
-            _drop_damaged(control, bad, done.error)
+            if done.error in _PASSING:
+                log.debug("%d block(s) could not be read now: %s", len(bad), done.error)
+            else:
+                _drop_damaged(control, bad, done.error)
         control.delete_records(group, doomed)
         hold.close()
 
@@ -71,6 +84,9 @@ def _read(
 def _drop_damaged(control: Control, refs: Refs, error: str) -> None:
     """A block that did not read back as written is a miss from now on, and says so once."""
     control.metrics.add("failed_check_blocks_total", len(refs), tier="nvme")
-    log.warning("dropped %d damaged block(s) from NVMe (%s); they are recomputed", len(refs), error)
+    level = logging.INFO if control.placement.damage_seen else logging.WARNING
+    control.placement.damage_seen = True
+    text = "dropped %d damaged block(s) from NVMe (%s): they are recomputed; metrics count them"
+    log.log(level, text, len(refs), error)
     control.placement.damaged.update(refs.tolist())
     control.evict_nvme(refs)

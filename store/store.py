@@ -70,6 +70,7 @@ class Store:
         self._nvme = nvme = parts.nvme
         self._clock = parts.clock
         self._lock = threading.RLock()
+        self._closing = threading.Lock()
         self._closed = False
         self._looking = Looking(
             model, placement, parts.hbm, lambda: 0 if nvme is None else nvme.epoch
@@ -179,6 +180,8 @@ class Store:
         a hit that was released or loaded before, and LayoutError for block ids that do not fit.
         """
         with self._open():
+            if hit.on_release != self.release:
+                raise MisuseError("this hit is another store's; look the prefix up in this one")
             if not hit.lease.held.size and hit.blocks and hit.epoch == self._control.epoch:
                 raise MisuseError(
                     "this hit was released or loaded before; look the prefix up again"
@@ -272,10 +275,7 @@ class Store:
     def poll(self) -> Polled:
         """Everything that has completed and was not waited for. Never blocks; one consumer."""
         with self._open():
-            self._waiting.advance()
-            results, self._control.results = self._control.results, {}
-            shed = self._residents.take_shed()
-        return polled(list(results.values()), shed)
+            return polled(self._waiting.take(), self._residents.take_shed())
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> Completion | None:
         """Block until a ticket has completed; None if that takes longer than ``timeout`` seconds.
@@ -299,13 +299,14 @@ class Store:
             until = None if timeout is None else self._clock() + timeout
         if not self._waiting.until(lambda: not self._control.saving, timeout):
             return False
-        missing = -1
+        before: int | None = None
         while True:
             with self._lock:
                 only_above = len(self._lowering.only_above())
-                if only_above in (0, missing):
+                # As many as before: NVMe is smaller than DRAM, and one block drives out another.
+                if not only_above or (before is not None and only_above >= before):
                     return not only_above
-                missing = only_above
+                before = only_above
                 self._lowering.flush()
             left = None if until is None else max(0.0, until - self._clock())
             if not self._waiting.until(lambda: self._lowering.idle, left):
@@ -360,21 +361,16 @@ class Store:
 
     def close(self) -> None:
         """Make durable what can be in a minute, end what is in flight. Twice is fine."""
-        if self._closed:
-            return
-        try:
-            if self._nvme is not None:
-                self.flush(_CLOSE_SECONDS)
-        finally:
-            with self._lock:
-                self._closed = True
-                self._control.stop()
-            with ExitStack() as last:  # whatever happens, everything is given back
+        with self._closing, ExitStack() as last:  # whatever happens, everything is given back
+            if not self._closed:
                 for tier in (self._parts.hbm, self._parts.dram, self._nvme):
                     if tier is not None:
                         last.callback(tier.close)
                 last.callback(self._waiting.close)
-                self._parts.executor.close()
+                last.callback(self._parts.executor.close)
+                last.callback(self._stop)
+                if self._nvme is not None:
+                    self.flush(_CLOSE_SECONDS)
 
     def __enter__(self) -> Store:
         return self
@@ -390,6 +386,11 @@ class Store:
             if self._closed:
                 raise ClosedError("the store is closed")
             yield
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._control.stop()
 
     def _ready(self, given: ReadyEvent | None) -> ReadyEvent | None:
         return self._parts.hbm.now() if given is None else given

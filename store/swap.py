@@ -34,12 +34,16 @@ class Swapped:
     whole_blocks: int
     epoch: int
     keep: Lease
+    owner: object
     tails: dict[int, Reservation] = field(default_factory=dict)
     tail_ready: bool = False
     over: bool = False
 
-    def must_be_out(self) -> None:
-        """Raise MisuseError where the sequence was brought back or discarded before."""
+    def must_be_out(self, owner: object) -> None:
+        """Raise MisuseError where it is another Store's, or was brought back or discarded
+        before."""
+        if self.owner is not owner:
+            raise MisuseError("this sequence was swapped out by another store")
         if self.over:
             raise MisuseError("this sequence was swapped in or discarded before")
 

@@ -36,7 +36,8 @@ class Swapper:
         keeps = control.placement.keeps
         keeps.grow(control.placement.index.capacity)
         keep = keeps.lease(control.placement.index.match(symbols))
-        swapped = Swapped(job.ticket, symbols, sequence.num_tokens, whole, control.epoch, keep)
+        tokens, epoch = sequence.num_tokens, control.epoch
+        swapped = Swapped(job.ticket, symbols, tokens, whole, epoch, keep, control)
         tails = {g: int(got[whole]) for g, got in ids.items()} if partial else {}
         control.start(TailOut(control, job, swapped, tails, ready))
         return swapped
@@ -46,7 +47,7 @@ class Swapper:
     ) -> Ticket:
         """Begin a swap-in, once."""
         control = self._control
-        swapped.must_be_out()
+        swapped.must_be_out(self._control)
         count = -(-swapped.num_tokens // control.model.block_size)
         ids = self._looking.block_ids(blocks, count, swapped.num_tokens)
         swapped.over = True
@@ -55,5 +56,5 @@ class Swapper:
 
     def discard(self, swapped: Swapped) -> None:
         """Keep nothing for the sequence any more."""
-        swapped.must_be_out()
+        swapped.must_be_out(self._control)
         finish(self._control, swapped)

@@ -30,6 +30,8 @@ class Waiting:
         self._lock = lock
         self._bell = bell
         self._clock = clock
+        self._awaited: dict[int, int] = {}
+        """Tickets that threads wait for, which a poll must leave to them."""
         self._over = threading.Event()
         self._attendant = threading.Thread(target=self._attend, name="kvstrata-store", daemon=True)
         if attended:
@@ -80,6 +82,8 @@ class Waiting:
         Raises MisuseError for a ticket whose Completion was fetched before.
         """
         found: list[Completion] = []
+        with self._lock:
+            self._awaited[ticket.id] = self._awaited.get(ticket.id, 0) + 1
 
         def completed() -> bool:
             done = self._control.results.pop(ticket.id, None)
@@ -89,4 +93,17 @@ class Waiting:
                 raise MisuseError(f"the completion of {ticket} was fetched before")
             return done is not None
 
-        return found[0] if self.until(completed, timeout) else None
+        try:
+            return found[0] if self.until(completed, timeout) else None
+        finally:
+            with self._lock:
+                self._awaited[ticket.id] -= 1
+                if not self._awaited[ticket.id]:
+                    del self._awaited[ticket.id]
+
+    def take(self) -> list[Completion]:
+        """Go round and take out all Completions that nobody waits for. The lock must be held."""
+        self.advance()
+        results = self._control.results
+        ids = [number for number in results if number not in self._awaited]
+        return [results.pop(number) for number in ids]

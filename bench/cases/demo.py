@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstrata.bench.harness import Progress, Result, alternate, human_bytes, human_seconds, table
+from kvstrata.bench.harness import (
+    Progress,
+    Result,
+    alternate,
+    count,
+    human_bytes,
+    human_seconds,
+    table,
+)
 from kvstrata.bench.models import LoadedModel, cache_folder, load_model
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", metavar="DIR", help="the NVMe directory (default: a temporary one in the cache)"
     )
     parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="rounds; the best counts (default 5)"
+        "--repeats", type=count, default=5, metavar="N", help="rounds; the best counts (default 5)"
     )
 
 
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
 
     Times are from the call to the first token with model and store open, the best of the rounds.
     """
-    repeats = max(1, args.repeats)
+    repeats = args.repeats
     with directory(args.dir) as place, Progress(3 + repeats, "loading the model") as progress:
         begun = time.perf_counter()
         loaded = load_model(args.model)

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from kvstrata.bench.cases.demo import directory
-from kvstrata.bench.harness import Progress, Result
+from kvstrata.bench.harness import Progress, Result, span
 
 BAR = 0.05
 """CPU seconds a minute."""
@@ -15,7 +15,7 @@ BAR = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvstrata bench idle`."""
     parser.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="how long to watch (default 20)"
+        "--seconds", type=span, default=20.0, metavar="S", help="how long to watch (default 20)"
     )
     parser.add_argument(
         "--dir", metavar="DIR", help="the NVMe directory (default: a temporary one)"

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvstrata.bench.cases.demo import directory
-from kvstrata.bench.harness import Progress, Result, alternate, human_seconds, table
+from kvstrata.bench.harness import Progress, Result, alternate, count, human_seconds, table
 from kvstrata.bench.models import load_model
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", metavar="DIR", help="the NVMe directory (default: a temporary one)"
     )
     parser.add_argument(
-        "--pairs", type=int, default=9, metavar="N", help="cold requests of each kind (default 9)"
+        "--pairs", type=count, default=9, metavar="N", help="cold requests of each kind (default 9)"
     )
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Result:
     from kvstrata.bench.questions import prompts
     from kvstrata.engines.transformers import weights_digest
 
-    pairs = max(1, args.pairs)
+    pairs = args.pairs
     with directory(args.dir) as place, Progress(2 * pairs + 1, "loading the model") as progress:
         loaded = load_model(args.model)
         asked = prompts(loaded, args.prompt_tokens, _ANSWER, BLOCK_SIZE)

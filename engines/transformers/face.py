@@ -93,8 +93,11 @@ class KVStrata:
         for name, value in settings.items():
             if isinstance(value, torch.Tensor) and name != "attention_mask":
                 raise MisuseError(f"{name} changes the KV and tokens do not name it: leave it out")
-        mask = settings.get("attention_mask")
-        if mask is not None and not bool(mask.bool().all()):
+        if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+            raise MisuseError("input_ids must be a tensor [1, n], one sequence a call")
+        # Without a mask Transformers infers one from the pad token, wherever in the prompt it is.
+        mask = settings.setdefault("attention_mask", torch.ones_like(input_ids))
+        if not isinstance(mask, torch.Tensor) or not bool(mask.bool().all()):
             raise MisuseError("the prompt is padded: pass its own tokens only, one sequence a call")
         with self.sequence(input_ids, salt=salt, reserve=_growth(settings)) as sequence:
             settings[cache_keyword(self.model)] = sequence.cache

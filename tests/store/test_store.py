@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -246,6 +248,15 @@ def test_flush_writes_all_of_it_however_much_is_queued(
     s.store.check()
 
 
+def test_flush_ends_though_nvme_is_smaller_than_dram() -> None:
+    s = memory_store(tiny_model(), dram=16, nvme=3, write="demote")
+    for seed in range(4):
+        save(s, Prefix.from_tokens(tokens(16, seed)), 4, seed)
+    assert not s.store.flush()
+    assert s.store.stats().tiers["nvme"]["ready"] == 3
+    s.store.check()
+
+
 def test_flush_says_when_the_disk_does_not_take_it_all() -> None:
     s = memory_store(tiny_model(), dram=32, nvme=64, write="demote")
     save(s, Prefix.from_tokens(tokens(16)), 4)
@@ -338,6 +349,61 @@ def test_a_save_waits_for_another_that_brings_the_same_blocks() -> None:
     assert done is not None and done.tokens == 16
     assert s.store.match(prefix).tokens == 16
     s.store.check()
+
+
+def test_what_another_store_gave_is_refused() -> None:
+    ours, theirs = memory_store(tiny_model()), memory_store(tiny_model())
+    prefix = Prefix.from_tokens(tokens(16))
+    for s in (ours, theirs):
+        save(s, prefix, 4)
+    hit = theirs.store.lookup(prefix)
+    with pytest.raises(MisuseError, match="another store"):
+        ours.store.load(hit, {0: np.arange(4)})
+    hit.release()
+    swapped = theirs.store.swap_out(Sequence(prefix, 16, {0: np.arange(4)}))
+    for call in (lambda: ours.store.swap_in(swapped, {0: np.arange(4)}),):
+        with pytest.raises(MisuseError, match="another store"):
+            call()
+    with pytest.raises(MisuseError, match="another store"):
+        ours.store.discard(swapped)
+    ours.store.check()
+    theirs.store.discard(swapped)
+    theirs.store.check()
+
+
+@pytest.mark.parametrize("error", ["io: Too many open files", "closed"])
+def test_an_error_that_is_not_damage_loses_no_record(error: str) -> None:
+    s = memory_store(tiny_model(), nvme=64, held=True)
+    prefix = Prefix.from_tokens(tokens(16))
+    save(s, prefix, 4)
+    assert s.records is not None
+    s.records.settle()
+    s.store.poll()
+    s.store.drop("dram")
+    s.executor.auto = False
+    ticket = s.store.load(s.store.lookup(prefix), {0: np.arange(4)})
+    while s.executor.pending:
+        s.executor.run(0, fail=error)
+        s.store.match(prefix)
+    done = s.store.wait(ticket)
+    assert done is not None and (done.tokens, done.reason) == (0, "unreadable")
+    s.executor.auto = True
+    assert load(s, prefix)[0] == 4, "the record is still there"
+    s.store.check()
+
+
+def test_poll_leaves_to_a_waiting_thread_what_it_waits_for(tmp_path: object) -> None:
+    s = memory_store(tiny_model(), auto=False)
+    ticket = s.store.save(Prefix.from_tokens(tokens(16)), {0: np.arange(4)})
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(s.store.wait(ticket, 60)))
+    thread.start()
+    while not s.store._waiting._awaited:
+        pass
+    s.executor.run_all()
+    assert s.store.poll().saved == ()
+    thread.join(60)
+    assert [done.ticket for done in got] == [ticket]  # type: ignore[attr-defined]
 
 
 def test_close_waits_for_saves_under_way() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvstrata.core.clock import Bell
 from kvstrata.core.layout import PagedLayout
 from kvstrata.core.model import KVModel
 from kvstrata.tiers.records import CatalogueDone, Recovered
@@ -86,6 +87,7 @@ class MemoryRecords:
         self.model = model
         self.namespace = model.namespace()
         self.held = held
+        self.bell = Bell()
         self.writable = True
         self.epoch: int = survived.epoch if survived else 0
         self.disk: dict[tuple[int, int], Bytes] = dict(survived.disk) if survived else {}
@@ -242,6 +244,8 @@ class MemoryRecords:
     def _queue(self, apply: Any) -> int:
         self._batch += 1
         self._waiting.append((self._batch, apply))
+        if not self.held:
+            self.bell.ring()  # as a catalogue does when it has committed
         return self._batch
 
     def _recover(self, old: MemoryRecords) -> None:

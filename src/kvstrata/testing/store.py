@@ -62,6 +62,8 @@ def memory_store(
     groups = range(len(model.groups))
     hbm, ram = MemoryHbm(model, blocks), MemoryDram(model, dram)
     records = MemoryRecords(model, nvme, held=held, survived=survived) if nvme else None
+    if records is not None:
+        records.bell = bell
     executor = ManualExecutor(hbm, ram, records, auto=auto)
     config = StoreConfig.from_dict(
         {
