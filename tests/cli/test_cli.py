@@ -201,3 +201,19 @@ def test_openmp_is_passive_before_torch() -> None:
         "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY']))",
     )
     assert done.stdout.endswith("passive\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--repeats", "0"],
+        ["demo", "--repeats", "-1"],
+        ["bench", "ttft", "--pairs", "0"],
+        ["bench", "idle", "--seconds", "inf"],
+        ["bench", "idle", "--seconds", "nan"],
+        ["bench", "idle", "--seconds", "-1"],
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused(words: list[str], capsys) -> None:
+    assert main(words) == 2
+    assert words[-1] in one_line(capsys.readouterr().err)

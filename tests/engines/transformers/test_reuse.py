@@ -69,6 +69,24 @@ def test_generate_does_it_all(lab: Any, model: Any, config: StoreConfig) -> None
         assert kv.store.stats().metrics
 
 
+def test_a_pad_token_in_the_prompt_is_a_token(lab: Any, tiny: Any, config: StoreConfig) -> None:
+    # Transformers infers a padding mask from pad tokens where it is given none: KV of shifted
+    # positions, stored under the same tokens, would be served to requests that mean none of it.
+    ids = lab.prompt(48)
+    ids[0, :BLOCK] = tiny.config.pad_token_id
+    mask = torch.ones_like(ids)
+    expected = tiny.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    with open_kv(tiny, config) as kv:
+        assert torch.equal(kv.generate(ids, max_new_tokens=12, do_sample=False), expected)
+        kv.flush()
+        again = kv.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+        assert torch.equal(again, expected)
+        with pytest.raises(MisuseError, match="padded"):
+            kv.generate(ids, attention_mask=torch.zeros_like(ids))
+        with pytest.raises(MisuseError, match="must be a tensor"):
+            kv.generate(ids[0])
+
+
 def test_a_second_turn_reuses_what_was_decoded(lab: Any, model: Any, config: StoreConfig) -> None:
     ids = lab.prompt(30)
     with open_kv(model, config) as kv:
