@@ -38,6 +38,7 @@ FRONT_DOOR = [
     "StoreConfig",
     "Ticket",
     "__version__",
+    "dtype",
     "open_store",
 ]
 

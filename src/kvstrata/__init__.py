@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kvstrata.core.config import StoreConfig
+from kvstrata.core.dtypes import dtype
 from kvstrata.core.errors import (
     ClosedError,
     ConfigError,
@@ -83,6 +84,7 @@ __all__ = [
     "StoreConfig",
     "Ticket",
     "__version__",
+    "dtype",
     "open_store",
 ]
 
