@@ -54,7 +54,7 @@ class DramTier:
     def __init__(
         self, config: DramConfig, model: KVModel, device: torch.device | str = "cpu"
     ) -> None:
-        self.device = torch.device(device)
+        self.device = usable_device(device)
         self._row = [padded(group.block_bytes()) for group in model.groups]
         self.record_bytes = [group.block_bytes() for group in model.groups]
         together = sum(self._row)
@@ -236,3 +236,14 @@ def _populate(address: int, nbytes: int) -> None:
         code = ctypes.get_errno()
         if code != 22:  # EINVAL: a kernel without the advice
             raise OSError(code, f"no memory behind {nbytes} bytes of the arena")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device of that name. Raises ConfigError where torch knows none, or has none here."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"unknown device {device!r}: use 'cpu' or 'cuda:0'") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"torch sees no CUDA here for {device!r}: use device='cpu'")
+    return found

@@ -234,6 +234,15 @@ def test_bad_beginnings_are_one_line_and_leave_nothing_open(tmp_path: Path) -> N
     open_store(small(tmp_path), model).close()
 
 
+@pytest.mark.parametrize("device", ["gpu", "", 1.5, "cuda:0"])
+def test_a_device_that_is_not_there_is_one_line(device: object) -> None:
+    if device == "cuda:0" and torch.cuda.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(ConfigError) as caught:
+        open_store(None, tiny_model(BLOCK), device)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_tensors_that_contradict_the_model_are_refused(layout: str) -> None:
     model = tiny_model(BLOCK)
