@@ -7,7 +7,7 @@ A block is written once: what NVMe has, or is being given, is skipped. Nobody wa
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,9 @@ class _Request:
     start: int
     stop: int
     epoch: int
+    tried: dict[int, int] = field(default_factory=dict)
+    """By group, the block before which all have been seen to. Each is tried once: where NVMe is
+    too small for all of them, one would drive out another for ever."""
 
 
 class Lowering:
@@ -154,13 +157,14 @@ class Lowering:
         stop = min(request.stop, len(path))
         started = False
         for group in range(len(control.model.groups)):
-            if request.start >= stop:
-                break
-            refs = path[request.start : stop]
+            begin = request.tried.get(group, request.start)
+            if begin >= stop:
+                continue
+            refs = path[begin:stop]
             mask = placement.dram.ledgers[group].ready(refs) & (nvme.ledgers[group].slots(refs) < 0)
             mask[mask] = self._admission.admit(refs[mask].tolist())
             nbytes = control.model.groups[group].block_bytes()
-            for first, last in runs_of(request.start + where(mask)):
+            for first, last in runs_of(begin + where(mask)):
                 fits = max(1, (_IN_FLIGHT - self.bytes_in_flight) // nbytes)
                 part = path[first : min(last, first + fits)]
                 part = part[: self._make_room(group, len(part))]
@@ -169,6 +173,7 @@ class Lowering:
                 write = WriteDown.start(control, group, request.chain, first, part, self._landed)
                 if write is None:
                     return self._no_room(started)
+                request.tried[group] = first + len(part)
                 self.bytes_in_flight += write.nbytes
                 started = True
                 if len(part) < last - first or self.bytes_in_flight >= _IN_FLIGHT:

@@ -257,6 +257,17 @@ def test_flush_ends_though_nvme_is_smaller_than_dram() -> None:
     s.store.check()
 
 
+@pytest.mark.parametrize("nvme", [1, 2, 3])
+def test_a_prefix_larger_than_nvme_is_not_written_for_ever(nvme: int) -> None:
+    s = memory_store(tiny_model(), dram=4, nvme=nvme)
+    for seed in range(3):
+        s.store.wait(s.store.save(Prefix.from_tokens(tokens(32, seed)), {0: np.arange(8)}))
+    size = s.store.model.groups[0].block_bytes()
+    written = s.store.stats().metrics["nvme_written_bytes_total"] / size
+    assert 0 < written <= 3 * 2 * 8
+    s.store.check()
+
+
 def test_flush_says_when_the_disk_does_not_take_it_all() -> None:
     s = memory_store(tiny_model(), dram=32, nvme=64, write="demote")
     save(s, Prefix.from_tokens(tokens(16)), 4)
