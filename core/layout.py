@@ -132,11 +132,14 @@ def layouts_of(
 ) -> dict[int, PagedLayout]:
     """The layout of each group's tensors; a name counts the blocks from what the tensors hold.
 
-    ``tensors`` have ``nbytes``. Raises LayoutError for groups and names that do not exist.
+    ``tensors`` have ``nbytes`` and ``shape``. Raises LayoutError for groups and names that do not
+    exist, and for shapes that do not begin as the layout says.
     """
     if not isinstance(tensors, Mapping):
         raise LayoutError("kv_tensors must map each KV group to the list of its tensors")
-    for group in tensors:
+    for group, listed in tensors.items():
+        if not isinstance(listed, Sequence) or not all(hasattr(t, "nbytes") for t in listed):
+            raise LayoutError(f"kv_tensors of group {group!r} must be a list of tensors")
         if group not in range(len(model.groups)):
             raise LayoutError(f"the KVModel has no group {group!r}: 0...{len(model.groups) - 1}")
     if not isinstance(layout, str):
@@ -155,6 +158,14 @@ def layouts_of(
                 "check layer count, KV heads, head size, element type and block size"
             )
         found[group] = LAYOUTS[layout](what, blocks)
+        lead = (len(what.spec.parts), blocks) if layout == "parts_first" else (blocks,)
+        for index, tensor in enumerate(listed):
+            # Bytes alone would fit many a wrong shape, and a load would then hit other blocks.
+            if tuple(tensor.shape[: len(lead)]) != lead:
+                raise LayoutError(
+                    f"tensor {index} of group {group} has shape {tuple(tensor.shape)} where "
+                    f"{layout!r} of this KVModel begins with {lead}"
+                )
     return found
 
 

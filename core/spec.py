@@ -50,6 +50,11 @@ class KVSpec(Protocol):
         ...
 
 
+def _element(kind: str, given: object) -> None:
+    if not isinstance(given, DType):
+        raise ConfigError(f'{kind}: dtype must be a DType, as kvstrata.dtype("bfloat16") gives it')
+
+
 def _positive(kind: str, **values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -75,8 +80,9 @@ class FullAttention:
     head_dim_v: int | None = None
 
     def __post_init__(self) -> None:
+        _element(type(self).__name__, self.dtype)
         _positive(
-            "FullAttention",
+            type(self).__name__,
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
@@ -151,6 +157,7 @@ class MLA:
     dtype: DType
 
     def __post_init__(self) -> None:
+        _element("MLA", self.dtype)
         _positive("MLA", block_size=self.block_size, latent_dim=self.latent_dim)
 
     @property

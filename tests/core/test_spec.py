@@ -130,3 +130,14 @@ def test_a_latent_of_nothing_is_refused(name: str) -> None:
 def test_a_window_must_be_given() -> None:
     with pytest.raises(ConfigError, match="window must be a positive whole number, got 0"):
         SlidingWindow(4, 2, 4, BF16)
+
+
+@pytest.mark.parametrize("given", ["float32", None, 4])
+def test_an_element_type_by_name_says_what_to_use(given: object) -> None:
+    for make in (
+        lambda: FullAttention(16, 2, 64, given),  # type: ignore[arg-type]
+        lambda: SlidingWindow(16, 2, 64, given, window=8),  # type: ignore[arg-type]
+        lambda: MLA(16, 576, given),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match="kvstrata.dtype"):
+            make()

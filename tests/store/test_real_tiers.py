@@ -20,7 +20,8 @@ from kvstrata.core.errors import (
     StorageError,
 )
 from kvstrata.core.layout import LAYOUTS, packed
-from kvstrata.core.model import KVModel
+from kvstrata.core.model import KVGroup, KVModel
+from kvstrata.core.spec import FullAttention, dtype
 from kvstrata.prefix_index.prefix import Prefix
 from kvstrata.store.answers import Sequence
 from kvstrata.store.assemble import open_store
@@ -260,4 +261,25 @@ def test_tensors_that_contradict_the_model_are_refused(layout: str) -> None:
         with pytest.raises(LayoutError) as caught:
             store.register(tensors, how)
         assert "\n" not in str(caught.value)
+    store.close()
+
+
+def test_a_named_layout_refuses_every_shape_but_its_own() -> None:
+    spec = FullAttention(BLOCK, 2, 64, dtype("float32"))
+    model = KVModel(b"shapes".ljust(16, b"."), (KVGroup(("0", "1"), spec),))
+    wrong = {
+        "parts_first": [(2, 64, 16, 2, 32), (2, 64, 8, 2, 64), (64, 2, 16, 2, 64), (64, 16, 2, 64)],
+        "blocks_first": [(2, 64, 16, 2, 64), (32, 16, 2, 64)],
+        "part_per_tensor": [(2, 64, 16, 2, 64), (16, 64, 2, 64)],
+    }
+    for layout, shapes in wrong.items():
+        count = 4 if layout == "part_per_tensor" else 2
+        for shape in shapes:
+            store = open_store(None, model)
+            with pytest.raises(LayoutError) as caught:
+                store.register({0: [torch.zeros(shape) for _ in range(count)]}, layout)
+            assert "\n" not in str(caught.value)
+            store.close()
+    store = open_store(None, model)
+    store.register({0: [torch.zeros(2, 64, BLOCK, 2, 64) for _ in range(2)]}, "parts_first")
     store.close()
