@@ -7,7 +7,7 @@ A block is written once: what NVMe has, or is being given, is skipped. Nobody wa
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from kvstrata.core.layout import padded
 from kvstrata.prefix_index.hashing import KeyChain
 from kvstrata.prefix_index.prefix import Symbols
 from kvstrata.store.control import Control, log, where
-from kvstrata.store.placement import Refs
+from kvstrata.store.placement import Mask, Refs
 from kvstrata.store.policy.base import Admission
 from kvstrata.store.writedown import WriteDown
 from kvstrata.tiers.ledger import State, runs_of
@@ -37,9 +37,6 @@ class _Request:
     start: int
     stop: int
     epoch: int
-    tried: dict[int, int] = field(default_factory=dict)
-    """By group, the block before which all have been seen to. Each is tried once: where NVMe is
-    too small for all of them, one would drive out another for ever."""
 
 
 class Lowering:
@@ -155,30 +152,46 @@ class Lowering:
         assert nvme is not None
         path = placement.index.match(request.chain.symbols)
         stop = min(request.stop, len(path))
+        groups = range(len(control.model.groups))
+        sizes = [group.block_bytes() for group in control.model.groups]
         started = False
-        for group in range(len(control.model.groups)):
-            begin = request.tried.get(group, request.start)
-            if begin >= stop:
-                continue
-            refs = path[begin:stop]
-            mask = placement.dram.ledgers[group].ready(refs) & (nvme.ledgers[group].slots(refs) < 0)
-            mask[mask] = self._admission.admit(refs[mask].tolist())
-            nbytes = control.model.groups[group].block_bytes()
-            for first, last in runs_of(begin + where(mask)):
-                fits = max(1, (_IN_FLIGHT - self.bytes_in_flight) // nbytes)
-                part = path[first : min(last, first + fits)]
-                part = part[: self._make_room(group, len(part))]
-                if not len(part):
-                    return self._no_room(started)
-                write = WriteDown.start(control, group, request.chain, first, part, self._landed)
-                if write is None:
-                    return self._no_room(started)
-                request.tried[group] = first + len(part)
-                self.bytes_in_flight += write.nbytes
-                started = True
-                if len(part) < last - first or self.bytes_in_flight >= _IN_FLIGHT:
-                    return False, True  # come back for the rest
+        # Blocks before groups: a block is safe below only when all its groups are.
+        # And each is tried once: where NVMe is too small, one would drive out another for ever.
+        while request.start < stop:
+            refs = path[request.start : stop]
+            wanted = [self._wanted(group, refs) for group in groups]
+            runs = runs_of(where(np.logical_or.reduce(wanted)))
+            if not runs:
+                break
+            first, last = runs[0]
+            n = min(last - first, max(1, (_IN_FLIGHT - self.bytes_in_flight) // sum(sizes)))
+            n = min(self._make_room(group, n) for group in groups)
+            if not n:
+                return self._no_room(started)
+            for group in groups:
+                for begin, end in runs_of(first + where(wanted[group][first : first + n])):
+                    block = request.start + begin
+                    part = path[block : request.start + end]
+                    write = WriteDown.start(
+                        control, group, request.chain, block, part, self._landed
+                    )
+                    if write is None:
+                        return self._no_room(started)
+                    self.bytes_in_flight += write.nbytes
+                    started = True
+            request.start += first + n
+            if self.bytes_in_flight >= _IN_FLIGHT:
+                return request.start >= stop, started
         return True, started
+
+    def _wanted(self, group: int, refs: Refs) -> Mask:
+        """Blocks that DRAM has, NVMe has not, and that are worth it."""
+        placement = self._control.placement
+        assert placement.nvme is not None
+        absent = placement.nvme.ledgers[group].slots(refs) < 0
+        mask: Mask = placement.dram.ledgers[group].ready(refs) & absent
+        mask[mask] = self._admission.admit(refs[mask].tolist())
+        return mask
 
     def _landed(self, nbytes: int) -> None:
         self.bytes_in_flight -= nbytes
